@@ -1,0 +1,38 @@
+# make demo and make test need nothing set up before them; the rest is for working on pcinuma.
+PYTHON ?= python3
+VENV := .venv
+
+.PHONY: demo test lint bench lock golden clean
+
+demo: $(VENV)/.run
+	@scripts/demo.sh
+
+test: $(VENV)/.dev
+	@scripts/test.sh
+
+lint: $(VENV)/.dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-cache
+
+bench: $(VENV)/.dev
+	$(VENV)/bin/python bench/transform.py
+
+# Writes what the golden cases say now; look at every line of the diff before committing it.
+golden: $(VENV)/.dev
+	$(VENV)/bin/python -m pytest -q tests/golden --regenerate-golden
+
+lock: $(VENV)/.dev
+	scripts/lock.sh
+
+$(VENV)/.run: pyproject.toml requirements/build.txt requirements/run.txt scripts/venv.sh
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/venv.sh build run
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run requirements/dev.txt
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/venv.sh build run dev
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist

@@ -1,0 +1,343 @@
+"""The rules of libvirt, QEMU and the guest's firmware, held against a domain XML of any origin, from the XML alone.
+
+It shares no code with the steps that make a plan, so that one misreading does not pass both. Every finding of
+severity error names something that libvirt refuses, that the guest loses, or that places a device wrongly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+
+from pcinuma.domain_xml import Document, Element, attribute, children, find, tag_of, text_of
+from pcinuma.model import ALIAS_PREFIX, Finding
+
+BUSES = 256
+SLOTS = 32
+HOTPLUG_SPARE = 16  # ports KubeVirt may append after us (virt-launcher, hotplug root ports)
+ROOT_PORT = "pcie-root-port"
+EXPANDER = "pcie-expander-bus"
+ON_EXPANDER = (ROOT_PORT, "dmi-to-pci-bridge")  # libvirt formatdomain, Controllers: what a pcie-expander-bus takes
+SINGLE_SLOT = (ROOT_PORT, "pcie-switch-downstream-port")
+
+Where = tuple[int, int, int]
+"""Controller index, slot, function of a guest address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Something in ``<devices>`` with what the rules need of it; ``at`` is its guest address if it has one."""
+
+    element: Element
+    name: str
+    at: Where | None
+    multifunction: str | None
+    alias: str | None
+    index: int | None = None
+    model: str | None = None
+    bus_nr: int | None = None
+    node: int | None = None
+
+    @property
+    def is_controller(self) -> bool:
+        return self.index is not None
+
+    @property
+    def ours(self) -> bool:
+        return self.is_controller and (self.alias or "").startswith(ALIAS_PREFIX)
+
+
+class _Read:
+    """The domain as the rules see it."""
+
+    def __init__(self, document: Document):
+        devices = find(document.root, "devices")
+        self.parts = [_part(element) for element in children(devices)] if devices is not None else []
+        self.controllers = {part.index: part for part in self.parts if part.index is not None}
+        self.by_bus: dict[int, list[Part]] = {}
+        for part in self.parts:
+            if part.at is not None and part.index != 0:
+                self.by_bus.setdefault(part.at[0], []).append(part)
+        numa = find(document.root, "cpu", "numa")
+        cells = list(children(numa, "cell")) if numa is not None else []
+        self.cells = {int(attribute(cell, "id") or position) for position, cell in enumerate(cells)}
+
+    def root_of(self, part: Part) -> Part | None:
+        """The expander above a part, None on the root bus."""
+        at: Part | None = part
+        for _ in range(len(self.controllers) + 1):
+            if at is None or at.model == EXPANDER:
+                return at
+            at = self.controllers.get(at.at[0]) if at.at is not None and at.at[0] else None
+        return None
+
+
+def audit(document: Document) -> list[Finding]:
+    """What is wrong with the domain's PCI topology, in document order; nothing is changed."""
+    read = _Read(document)
+    rules = (_indexes, _parents, _expanders, _addresses, _functions, _ports_of_ours, _aliases, _bus_room, _root_slots)
+    return [finding for rule in rules for finding in rule(read)]
+
+
+# --- reading ---------------------------------------------------------------------------------------------------
+
+
+def _part(element: Element) -> Part:
+    tag = tag_of(element)
+    address = find(element, "address")
+    at: Where | None = None
+    if address is not None and attribute(address, "type") in (None, "", "pci") and _says_where(address):
+        bus, slot, function = (_c_number(attribute(address, name)) for name in ("bus", "slot", "function"))
+        at = (bus, slot, function)
+    is_pci_controller = tag == "controller" and attribute(element, "type") == "pci"
+    target = find(element, "target") if is_pci_controller else None
+    node = text_of(find(target, "node"))
+    written = attribute(target, "busNr")
+    index = attribute(element, "index")
+    name = tag if not is_pci_controller else f"{attribute(element, 'model')} {index}"
+    alias = attribute(find(element, "alias"), "name")
+    return Part(
+        element=element,
+        name=f"{name} ({alias})" if alias else f"{name} (line {element.sourceline})",
+        at=at,
+        multifunction=attribute(address, "multifunction"),
+        alias=alias,
+        index=int(index) if is_pci_controller and index is not None else None,
+        model=attribute(element, "model") if is_pci_controller else None,
+        bus_nr=_c_number(written) if written else None,
+        node=int(node) if node else None,
+    )
+
+
+def _says_where(address: Element) -> bool:
+    return any(attribute(address, name) is not None for name in ("bus", "slot", "function"))
+
+
+def _c_number(text: str | None) -> int:
+    text = (text or "0").strip().lower()
+    if text.startswith("0x"):
+        return int(text, 16)
+    return int(text, 8) if text.startswith("0") and text != "0" else int(text)
+
+
+def _error(code: str, message: str, part: Part | None = None, hint: str | None = None) -> Finding:
+    return Finding(code, "error", message, part.name if part is not None else None, hint)
+
+
+# --- the rules -------------------------------------------------------------------------------------------------
+
+
+def _indexes(read: _Read) -> Iterator[Finding]:
+    seen: set[int] = set()
+    for part in read.parts:
+        if part.index is None:
+            continue
+        if part.index in seen:
+            yield _error("duplicate-index", f"two PCI controllers have index {part.index}", part)
+        if not 0 <= part.index < BUSES:
+            yield _error("index-range", f"controller index {part.index} is above 255", part)
+        seen.add(part.index)
+
+
+def _parents(read: _Read) -> Iterator[Finding]:
+    for part in read.parts:
+        if part.index is None or part.at is None or part.index == 0:
+            continue
+        if part.at[0] >= part.index:
+            yield _error(
+                "parent-order", f"{part.name} has index {part.index}, not above its parent's {part.at[0]}", part
+            )
+        parent = read.controllers.get(part.at[0])
+        if parent is not None and parent.model == EXPANDER and part.model not in ON_EXPANDER:
+            yield _error("not-on-expander", f"a {part.model} cannot sit on a pcie-expander-bus", part)
+        if part.model == EXPANDER and part.at[0] != 0:
+            yield _error("expander-parent", "an expander can sit on bus 0 only", part)
+    for part in read.parts:
+        parent = read.controllers.get(part.at[0]) if part.at is not None else None
+        if not part.is_controller and parent is not None and parent.model == EXPANDER:
+            yield _error("not-on-expander", "a device cannot sit on a pcie-expander-bus, only on a port below it", part)
+        if part.at is None or part.index == 0:
+            continue
+        if part.at[1] >= SLOTS or part.at[2] > 7 or part.at[0] >= BUSES:
+            yield _error("address-range", f"{part.name} has slot {part.at[1]:#x}, function {part.at[2]}", part)
+        if parent is not None and parent.model in SINGLE_SLOT and part.at[1] != 0:
+            yield _error("address-range", f"a {parent.model} has slot 0 only, not {part.at[1]:#x}", part)
+
+
+def _expanders(read: _Read) -> Iterator[Finding]:
+    for part in read.parts:
+        if part.model != EXPANDER:
+            continue
+        if part.node is None:
+            hint = "pcinuma transform places devices anew; KubeVirt before 1.8 drops the node between its passes"
+            if part.ours:
+                yield _error("expander-node", f"{part.name} names no cell", part, hint)
+            else:
+                yield Finding(
+                    "expander-node", "warning", f"{part.name} names no cell: the guest sees -1", part.name, hint
+                )
+        elif part.node not in read.cells:
+            yield _error("expander-node", f"{part.name} names cell {part.node}, which the domain does not have", part)
+        if part.bus_nr is None and part.ours:
+            yield _error("expander-bus", f"{part.name} has no busNr", part)
+        if part.bus_nr is not None and not 1 <= part.bus_nr < BUSES:
+            yield _error("expander-bus", f"{part.name} has busNr {part.bus_nr}", part)
+
+
+def _addresses(read: _Read) -> Iterator[Finding]:
+    seen: dict[Where, Part] = {}
+    for part in read.parts:
+        if part.at is None or part.index == 0:
+            continue
+        if part.at in seen:
+            other = seen[part.at].name
+            yield _error("address-taken", f"{part.name} and {other} have one guest address {_shown(part.at)}", part)
+        seen[part.at] = part
+
+
+def _shown(at: Where) -> str:
+    return f"0000:{at[0]:02x}:{at[1]:02x}.{at[2]}"
+
+
+def _functions(read: _Read) -> Iterator[Finding]:
+    """QEMU wants function 0 of a slot with several functions to be multifunction; a guest probes function 0 first.
+
+    libvirt sets multifunction itself where it is not written (virDomainPCIAddressSetMulti), not over an "off".
+    """
+    slots: dict[tuple[int, int], list[Part]] = {}
+    for bus, members in read.by_bus.items():
+        for part in members:
+            slots.setdefault((bus, part.at[1] if part.at else 0), []).append(part)
+    for (bus, slot), members in slots.items():
+        first = next((part for part in members if part.at is not None and part.at[2] == 0), None)
+        several = len(members) > 1
+        if first is None:
+            if bus or slot not in (0x1F, 0x1D, 0x1A):  # functions of q35's own chipset devices
+                yield _error("no-function-0", f"slot {_shown((bus, slot, 0))[:-2]} has no function 0", members[0])
+        elif several and (first.multifunction == "off" or (first.ours and first.multifunction != "on")):
+            yield _error("multifunction", f"{first.name} shares its slot but is not multifunction", first)
+
+
+def _ports_of_ours(read: _Read) -> Iterator[Finding]:
+    for part in read.parts:
+        if not part.ours or part.index is None:
+            continue
+        members = read.by_bus.get(part.index, [])
+        if part.model == EXPANDER:
+            if not members:
+                yield _error("empty-expander", f"{part.name} has no port", part)
+            continue
+        if part.model != ROOT_PORT:
+            continue
+        if not members:
+            yield _error("empty-port", f"{part.name} is empty: libvirt puts any unaddressed device there", part)
+        if attribute(find(part.element, "target"), "hotplug") != "off":
+            yield _error("port-hotplug", f"{part.name} is without hotplug='off'", part)
+        root = read.root_of(part)
+        if root is None or not root.ours:
+            yield _error("lost-port", f"{part.name} is below no expander of pcinuma's", part)
+        for member in members:
+            if tag_of(member.element) not in ("hostdev", "interface") or not _is_passthrough(member.element):
+                yield _error("foreign-device", f"{member.name} sits on {part.name}", member)
+
+
+def _is_passthrough(element: Element) -> bool:
+    if tag_of(element) == "interface":
+        return attribute(element, "type") == "hostdev"
+    return attribute(element, "type") in ("pci", "mdev")
+
+
+def _aliases(read: _Read) -> Iterator[Finding]:
+    seen: set[str] = set()
+    for part in read.parts:
+        if part.alias and part.alias in seen and part.alias.startswith("ua-"):
+            yield _error("duplicate-alias", f"the alias {part.alias} is there twice", part)
+        if part.alias:
+            seen.add(part.alias)
+
+
+def _bus_room(read: _Read) -> Iterator[Finding]:
+    """Every root bus must have a number for each bridge below it before the next root bus begins; what does not fit
+    the guest loses without a word."""
+    expanders = [part for part in read.parts if part.model == EXPANDER]
+    below = {id(part): 0 for part in expanders}
+    on_root = 0
+    for part in read.parts:
+        if part.index and part.model != EXPANDER:
+            root = read.root_of(part)
+            if root is None:
+                on_root += 1
+            else:
+                below[id(root)] += 1
+    numbered = sorted((part for part in expanders if part.bus_nr is not None), key=lambda part: part.bus_nr or 0)
+    for part, following in zip_longest(numbered, numbered[1:]):
+        first = part.bus_nr or 0
+        room = (following.bus_nr or 0 if following is not None else BUSES) - first
+        needed = 1 + below[id(part)]
+        if needed > room:
+            hint = "the guest silently loses the devices beyond; leave more numbers between the busNr"
+            if room == 0:
+                yield _error("bus-room", f"{part.name} has busNr {first}, as another expander has", part)
+            else:
+                yield _error("bus-room", f"{part.name} has {room} bus numbers and needs {needed}", part, hint)
+    for part in expanders:
+        if part.bus_nr is None and below[id(part)] > 1:
+            message = f"{part.name} has no busNr: libvirt leaves room for one port, it has {below[id(part)]}"
+            yield _error("bus-room", message, part)
+    if not expanders:
+        limit = BUSES
+    else:
+        automatic = 2 * (len(expanders) - len(numbered))
+        limit = (numbered[0].bus_nr or 0 if numbered else BUSES) - automatic
+    needed = 1 + on_root + _ports_to_come(read) + HOTPLUG_SPARE
+    if needed > limit:
+        yield _error("bus-numbers", f"the root bus has {limit} bus numbers and may come to need {needed}")
+
+
+def _ports_to_come(read: _Read) -> int:
+    """Root ports that libvirt will add: for indexes left out, and for devices without an address beyond free ports."""
+    highest = max([*(index or 0 for index in read.controllers), *read.by_bus], default=0)
+    gaps = sum(index not in read.controllers for index in range(1, highest + 1))
+    gap_free = sum(index not in read.controllers and index not in read.by_bus for index in range(1, highest + 1))
+    free = sum(
+        1
+        for index, part in read.controllers.items()
+        if part.model == ROOT_PORT and not part.ours and index not in read.by_bus
+    )
+    waiting = sum(part.at is None and not part.is_controller and _takes_port(part.element) for part in read.parts)
+    return gaps + max(0, waiting - free - gap_free)
+
+
+def _takes_port(element: Element) -> bool:
+    """Whether libvirt gives this device, unaddressed, a slot of its own on PCI (libvirt pci-addresses)."""
+    tag, model = tag_of(element), attribute(element, "model")
+    address = find(element, "address")
+    if address is not None and attribute(address, "type") not in (None, "", "pci"):
+        return False
+    if tag == "disk":
+        return attribute(find(element, "target"), "bus") == "virtio"
+    if tag == "controller":
+        return attribute(element, "type") in ("scsi", "virtio-serial", "usb", "nvme") and model != "none"
+    if tag == "memballoon":
+        return model != "none"
+    if tag == "input":
+        return attribute(element, "bus") == "virtio"
+    if tag == "hostdev":
+        return attribute(element, "type") in ("pci", "mdev")
+    if tag == "video":
+        return attribute(find(element, "model"), "type") != "none"
+    if tag in ("iommu", "memory"):
+        return (model or "").startswith("virtio")
+    return tag in ("interface", "rng", "sound", "watchdog", "filesystem", "vsock", "crypto", "shmem")
+
+
+def _root_slots(read: _Read) -> Iterator[Finding]:
+    """Bus 0 has 32 slots: the chipset's, each expander's, and one for every eight root ports that libvirt adds."""
+    used = {0x00, 0x1F} | {part.at[1] for part in read.by_bus.get(0, []) if part.at is not None}
+    expanders = sum(part.model == EXPANDER and part.at is None for part in read.parts)
+    ports = sum(part.model == ROOT_PORT and part.at is None and part.index != 0 for part in read.parts)
+    needed = len(used) + expanders + -(-(ports + _ports_to_come(read)) // 8)
+    if needed > SLOTS:
+        hint = "devices with explicit addresses on bus 0 (kubevirt.io/placePCIDevicesOnRootComplex) take its slots"
+        yield _error("root-bus-slots", f"bus 0 has {SLOTS} slots and needs {needed}", hint=hint)

@@ -1,0 +1,329 @@
+"""The command line: a thin edge. It reads files, calls the pipeline, writes files, and turns errors into a status."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from pcinuma import __version__
+from pcinuma.errors import BadInput, BadOption, PcinumaError, one_line
+
+if TYPE_CHECKING:
+    from pcinuma.discover import ReadHost
+    from pcinuma.model import Options
+
+PROGRAM = "pcinuma"
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status: 0 done, 1 refused, 2 bad input or usage, 130 interrupted."""
+    debug = "--debug" in (sys.argv[1:] if arguments is None else arguments)
+    try:
+        parsed = _parser().parse_args(arguments)
+        command: Callable[[argparse.Namespace], int] = parsed.run
+        status = command(parsed)
+        sys.stdout.flush()
+        return status
+    except PcinumaError as error:
+        if debug:
+            raise
+        _complain(error)
+        return error.exit_status
+    except BrokenPipeError:
+        # the reader of our output has gone, as `| head` does; keep Python from complaining at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except OSError as error:
+        if debug:
+            raise
+        _complain(BadInput(f"{error.strerror or error}", where=error.filename))
+        return 2
+    except (RecursionError, MemoryError) as error:
+        if debug:
+            raise
+        _complain(BadInput(f"the input is too large or too deep ({type(error).__name__})"))
+        return 2
+    except Exception as error:
+        if debug:
+            raise
+        _complain(
+            PcinumaError(
+                f"internal error: {type(error).__name__}: {error}", hint="run again with --debug and report it"
+            )
+        )
+        return 1
+
+
+def _complain(error: PcinumaError) -> None:
+    print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+    if error.hint:
+        print(f"hint: {error.hint}", file=sys.stderr)
+
+
+# --- commands --------------------------------------------------------------------------------------------------
+
+
+def _transform(parsed: argparse.Namespace) -> int:
+    from pcinuma import pipeline, report
+
+    data, where = _domain(parsed)
+    result = pipeline.transform(data, _options(parsed), _host(parsed), where=where)
+    _write_report(parsed, report.as_dict(result.report))
+    if result.refusal is not None:
+        raise result.refusal
+    _warn(parsed, result.report.findings)
+    if parsed.format == "diff":
+        from pcinuma.domain_xml import load
+
+        before, after = load(data, where).text, load(result.xml, where).text
+        _write(parsed.output, report.diff(before, after).encode("utf-8"))
+    else:
+        _write(parsed.output, result.xml)
+    return 0
+
+
+def _explain(parsed: argparse.Namespace) -> int:
+    from pcinuma import pipeline, report
+
+    data, where = _domain(parsed)
+    result = pipeline.transform(data, _options(parsed), _host(parsed), where=where)
+    _write_report(parsed, report.as_dict(result.report))
+    if parsed.json:
+        text = _json(report.as_dict(result.report))
+    else:
+        colour = parsed.output is None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        text = report.explanation(result.report, result.before, colour=colour)
+    _write(parsed.output, text.encode("utf-8"))
+    return 0
+
+
+def _check(parsed: argparse.Namespace) -> int:
+    from pcinuma import check, report
+
+    data, where = _domain(parsed)
+    findings = check.check(data, _options(parsed), _host(parsed), where=where)
+    if parsed.json:
+        text = _json({"version": report.VERSION, "findings": [report.finding_dict(finding) for finding in findings]})
+    else:
+        lines = [report.finding_line(finding) for finding in findings] or ["nothing found"]
+        text = "\n".join(lines) + "\n"
+    _write(parsed.output, text.encode("utf-8"))
+    return 1 if any(finding.severity == "error" for finding in findings) else 0
+
+
+def _snapshot(parsed: argparse.Namespace) -> int:
+    from pcinuma import discover, host_file
+
+    tree = discover.RecordedTree(parsed.sysfs) if parsed.sysfs else discover.LiveTree()
+    _write(parsed.output, _json(host_file.dump(discover.read_all(tree))).encode("utf-8"))
+    return 0
+
+
+# --- inputs and outputs ----------------------------------------------------------------------------------------
+
+
+def _domain(parsed: argparse.Namespace) -> tuple[bytes, str]:
+    from pcinuma.domain_xml import MAX_BYTES
+
+    if parsed.domain == "-":
+        if sys.stdin is None or sys.stdin.isatty():
+            raise BadInput(
+                "no domain XML", hint=f"give a file, or pipe one in: virsh dumpxml VM | {PROGRAM} {parsed.name}"
+            )
+        return sys.stdin.buffer.read(MAX_BYTES + 1), "standard input"
+    return _read(parsed.domain, MAX_BYTES), parsed.domain
+
+
+def _read(path: str, limit: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(limit + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise BadInput(f"cannot be read: {reason}", where=path) from None
+
+
+def _options(parsed: argparse.Namespace) -> Options:
+    from pcinuma import options
+
+    flags = {name: getattr(parsed, name.replace("-", "_")) for name in options.CHOICES}
+    annotations = defaults = None
+    if parsed.config is not None:
+        defaults = options.load_defaults(_read(parsed.config, options.MAX_BYTES), parsed.config)
+    if parsed.vmi is not None:
+        vmi = options.load_object(_read(parsed.vmi, options.MAX_BYTES), parsed.vmi)
+        annotations = options.from_vmi(vmi, parsed.vmi)
+    return options.resolve(flags, annotations, defaults)
+
+
+def _host(parsed: argparse.Namespace) -> ReadHost:
+    if parsed.host is not None and parsed.sysfs is not None:
+        raise BadOption("--host and --sysfs exclude each other", hint="give one of them, or none for this machine")
+    if parsed.host is not None:
+        from pcinuma import host_file
+
+        return host_file.load(_read(parsed.host, host_file.MAX_BYTES), parsed.host)
+    from pcinuma import discover
+
+    return discover.recorded(parsed.sysfs) if parsed.sysfs is not None else discover.live()
+
+
+def _warn(parsed: argparse.Namespace, findings: Sequence[Any]) -> None:
+    for finding in findings if not parsed.quiet else ():
+        if finding.severity != "info":
+            print(f"{PROGRAM}: {finding.severity}: {one_line(finding.message)}", file=sys.stderr)
+            if finding.hint:
+                print(f"hint: {finding.hint}", file=sys.stderr)
+
+
+def _write_report(parsed: argparse.Namespace, content: dict[str, Any]) -> None:
+    if parsed.report is not None:
+        _write(parsed.report, _json(content).encode("utf-8"))
+
+
+def _json(content: dict[str, Any]) -> str:
+    return json.dumps(content, indent=2, ensure_ascii=True) + "\n"
+
+
+def _write(path: str | None, data: bytes) -> None:
+    """To the file, whole or not at all; to standard output for None and ``-``."""
+    if path is None or path == "-":
+        sys.stdout.buffer.write(data)
+        return
+    try:
+        if os.path.lexists(path) and not os.path.isfile(path):
+            with open(path, "wb") as special:  # a pipe or a device is written to, not replaced
+                special.write(data)
+            return
+        _replace(os.path.realpath(path), data)
+    except OSError as error:
+        raise BadInput(f"cannot be written: {error.strerror or error}", where=path) from None
+
+
+def _replace(path: str, data: bytes) -> None:
+    temporary = f"{path}.{os.getpid()}.tmp"
+    try:
+        with open(temporary, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if os.path.exists(path):
+            os.chmod(temporary, os.stat(path).st_mode & 0o7777)
+        os.replace(temporary, path)
+    except BaseException:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise
+
+
+# --- the parser ------------------------------------------------------------------------------------------------
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadOption(message, hint=f"see {self.prog} --help")
+
+
+_TOP = """\
+Places the passthrough PCI devices of a KubeVirt VM on the guest NUMA cells they belong to.
+
+  virsh dumpxml VM | pcinuma transform --addressed move > aligned.xml
+  pcinuma explain domain.xml --host host.json
+"""
+
+_TRANSFORM = """\
+Reads a libvirt domain XML and writes it with an expander per cell, a root port per device, and each
+passthrough device behind the port of the cell that its host node backs. Everything else is the input,
+byte for byte. Nothing to place: the input comes back as it is.
+
+example, on the VM's node:
+  kubectl exec -n NS POD -c compute -- virsh dumpxml NS_VM | pcinuma transform --addressed move > aligned.xml
+
+example, anywhere:
+  pcinuma transform domain.xml --host host.json --vmi vmi.yaml --report report.json -o aligned.xml
+"""
+
+_EXPLAIN = """\
+Shows the guest's PCI tree before and after, where each device goes and why, and what was found on the way.
+A refusal is shown, too; the exit status is then 0 all the same.
+
+example:
+  pcinuma explain domain.xml --host host.json --policy restricted
+"""
+
+_CHECK = """\
+Holds a domain XML of any origin against the rules of libvirt, QEMU and firmware, and says which devices the
+guest will see without a node or on a foreign one. Changes nothing. Exit status 1 when a finding is an error.
+
+example:
+  virsh dumpxml VM | pcinuma check
+"""
+
+_SNAPSHOT = """\
+Records this host's nodes, PCI functions and mediated devices as one JSON file, for --host on another machine.
+
+example:
+  pcinuma snapshot -o host.json
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = _Parser(prog=PROGRAM, description=_TOP, formatter_class=raw)
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
+
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], summary: str, text: str
+    ) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=summary, description=text, formatter_class=raw)
+        made.set_defaults(run=run, name=name)
+        made.add_argument("--debug", action="store_true", help="show a traceback on an error")
+        return made
+
+    transform = command("transform", _transform, "domain XML in, transformed domain XML out", _TRANSFORM)
+    _add_inputs(transform)
+    transform.add_argument(
+        "--format", choices=("xml", "diff"), default="xml", help="write the XML (default), or a diff"
+    )
+    explain = command("explain", _explain, "the tree before and after, where each device goes and why", _EXPLAIN)
+    _add_inputs(explain)
+    explain.add_argument("--json", action="store_true", help="write the report as JSON")
+    check = command("check", _check, "audit a domain XML as it stands", _CHECK)
+    _add_inputs(check, report=False)
+    check.add_argument("--json", action="store_true", help="write the findings as JSON")
+    snapshot = command("snapshot", _snapshot, "record this host's topology as one JSON file", _SNAPSHOT)
+    snapshot.add_argument("--sysfs", metavar="DIR", help="read a tree laid out like /sys instead of this machine")
+    snapshot.add_argument("-o", dest="output", metavar="FILE", help="where the JSON goes (default: standard output)")
+    return parser
+
+
+def _add_inputs(parser: argparse.ArgumentParser, *, report: bool = True) -> None:
+    from pcinuma.options import CHOICES
+
+    what = {
+        "policy": "what happens to devices that do not fit their own cell (default: best-effort)",
+        "group-by": "what shares an expander (default: numa, one per cell)",
+        "unmapped": "what to do with a device whose host node is of no cell (default: leave)",
+        "addressed": "whether a device that has a guest address keeps it (default: keep)",
+    }
+    parser.add_argument(
+        "domain", nargs="?", default="-", metavar="DOMAIN", help="domain XML, - for standard input (default)"
+    )
+    parser.add_argument("--vmi", metavar="FILE", help="the VM or VMI, YAML or JSON; its annotations set the options")
+    parser.add_argument("--host", metavar="FILE", help="a host recorded by 'pcinuma snapshot'")
+    parser.add_argument("--sysfs", metavar="DIR", help="read the host from a tree laid out like /sys")
+    parser.add_argument("--config", metavar="FILE", help="YAML file of defaults, under the names of these flags")
+    for name, choices in CHOICES.items():
+        parser.add_argument(f"--{name}", metavar="|".join(choices), help=what[name])
+    parser.add_argument("-o", dest="output", metavar="FILE", help="where the result goes (default: standard output)")
+    if report:
+        parser.add_argument("--report", metavar="FILE", help="where the JSON report goes (default: nowhere)")
+        parser.add_argument("-q", dest="quiet", action="store_true", help="no warnings on standard error")

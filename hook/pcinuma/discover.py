@@ -1,0 +1,332 @@
+"""Reads the host: the only module that does. Live through udev, or from a tree laid out like ``/sys``.
+
+A reader is made once and then asked for the functions that a domain names; it reads those, their parents and the
+host's nodes, and nothing else. The thin reads make records, the pure :func:`topology_from` makes sense of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from pcinuma.errors import BadInput, HostUnreadable
+from pcinuma.model import Bar, CpuSet, HostFunction, HostNode, HostQuery, HostTopology, Link, PciAddress
+
+ReadHost = Callable[[HostQuery], HostTopology]
+"""How the pipeline asks for the host."""
+
+FUNCTION_ATTRIBUTES = ("numa_node", "class", "vendor", "device", "resource")
+LINK_ATTRIBUTES = ("current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
+LINKS = ("physfn", "iommu_group", "driver")
+
+MAX_NODE = 1023  # Linux has at most 2^10 nodes (NODES_SHIFT)
+_MAX_READ = 65536
+_BDF_NAME = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
+_ROOT_NAME = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}\Z")
+_BAR_COUNT = 6  # /sys/bus/pci/devices/*/resource: six BARs, the ROM, then SR-IOV and bridge windows
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionRecord:
+    """What sysfs says of one PCI function, uninterpreted: its real path, attribute texts, last parts of links."""
+
+    path: str
+    attributes: Mapping[str, str | None] = field(default_factory=dict)
+    links: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """What sysfs says of one node: its number and the texts of cpulist, distance and meminfo."""
+
+    id: int
+    cpulist: str | None
+    distance: str | None
+    meminfo: str | None
+
+
+class SysTree(Protocol):
+    """The few reads that discovery makes; ``path`` is what :meth:`function_path` and the others returned."""
+
+    def function_path(self, address: PciAddress) -> str | None: ...
+    def mdev_path(self, uuid: str) -> str | None: ...
+    def node_paths(self) -> Mapping[int, str]: ...
+    def all_functions(self) -> Iterable[PciAddress]: ...
+    def all_mdevs(self) -> Iterable[str]: ...
+    def attribute(self, path: str, name: str) -> str | None: ...
+    def link(self, path: str, name: str) -> str | None: ...
+
+
+# --- the two trees ---------------------------------------------------------------------------------------------
+
+
+class RecordedTree:
+    """A directory laid out like ``/sys``: ``bus/pci/devices``, ``bus/mdev/devices``, ``devices/system/node``."""
+
+    def __init__(self, directory: str):
+        if not os.path.isdir(directory):
+            raise HostUnreadable("no such directory", where=directory, hint="--sysfs takes a tree laid out like /sys")
+        self._root = os.path.realpath(directory)
+        if not any(
+            os.path.isdir(os.path.join(directory, *part)) for part in (("bus", "pci"), ("devices", "system", "node"))
+        ):
+            inside = os.path.join(directory, "sys")
+            hint = f"give {inside}" if os.path.isdir(inside) else "--sysfs takes a tree laid out like /sys"
+            raise HostUnreadable(
+                "not a /sys tree: it has neither bus/pci nor devices/system/node", where=directory, hint=hint
+            )
+
+    def function_path(self, address: PciAddress) -> str | None:
+        return self._resolve("bus", "pci", "devices", str(address))
+
+    def mdev_path(self, uuid: str) -> str | None:
+        return self._resolve("bus", "mdev", "devices", uuid)
+
+    def node_paths(self) -> Mapping[int, str]:
+        base = os.path.join(self._root, "devices", "system", "node")
+        numbers = (re.fullmatch(r"node(\d{1,4})", name) for name in _listed(base))
+        return {int(match[1]): os.path.join(base, match[0]) for match in numbers if match}
+
+    def all_functions(self) -> Iterable[PciAddress]:
+        names = _listed(os.path.join(self._root, "bus", "pci", "devices"))
+        return [PciAddress.parse(name) for name in names if _BDF_NAME.match(name)]
+
+    def all_mdevs(self) -> Iterable[str]:
+        return _listed(os.path.join(self._root, "bus", "mdev", "devices"))
+
+    def attribute(self, path: str, name: str) -> str | None:
+        return _read(os.path.join(path, name))
+
+    def link(self, path: str, name: str) -> str | None:
+        return _link_name(path, name)
+
+    def _resolve(self, *parts: str) -> str | None:
+        path = os.path.join(self._root, *parts)
+        if not os.path.isdir(path):
+            return None
+        real = os.path.realpath(path)
+        # an absolute link of a recorded tree leads out of it, to this machine: its target is not what was recorded
+        return real if real.startswith(self._root + os.sep) else path
+
+
+class LiveTree:
+    """This machine through libudev."""
+
+    def __init__(self) -> None:
+        import pyudev  # costs 20 ms of CPU: loaded only for a live host
+
+        self._devices = pyudev.Devices
+        self._not_found: type[Exception] = pyudev.DeviceNotFoundError
+        self._context = pyudev.Context()
+        self._known: dict[str, pyudev.Device] = {}
+
+    def function_path(self, address: PciAddress) -> str | None:
+        return self._find("pci", str(address))
+
+    def mdev_path(self, uuid: str) -> str | None:
+        return self._find("mdev", uuid)
+
+    def node_paths(self) -> Mapping[int, str]:
+        found: dict[int, str] = {}
+        for device in self._context.list_devices(subsystem="node"):
+            if match := re.fullmatch(r"node(\d{1,4})", device.sys_name):
+                self._known[device.sys_path] = device
+                found[int(match[1])] = device.sys_path
+        return found
+
+    def all_functions(self) -> Iterable[PciAddress]:
+        names = (device.sys_name for device in self._context.list_devices(subsystem="pci"))
+        return [PciAddress.parse(name) for name in names if _BDF_NAME.match(name)]
+
+    def all_mdevs(self) -> Iterable[str]:
+        return [device.sys_name for device in self._context.list_devices(subsystem="mdev")]
+
+    def attribute(self, path: str, name: str) -> str | None:
+        value = self._known[path].attributes.get(name)
+        return None if value is None else value.decode("utf-8", "replace").strip()
+
+    def link(self, path: str, name: str) -> str | None:
+        return _link_name(path, name)  # libudev resolves no links but driver, subsystem and module
+
+    def _find(self, subsystem: str, name: str) -> str | None:
+        try:
+            device = self._devices.from_name(self._context, subsystem, name)
+        except self._not_found:
+            return None
+        self._known[device.sys_path] = device
+        return str(device.sys_path)
+
+
+def _listed(directory: str) -> list[str]:
+    try:
+        return sorted(os.listdir(directory))
+    except OSError:
+        return []
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_MAX_READ).decode("utf-8", "replace").strip()
+    except OSError:
+        return None
+
+
+def _link_name(path: str, name: str) -> str | None:
+    try:
+        return os.path.basename(os.readlink(os.path.join(path, name)))
+    except OSError:
+        return None
+
+
+# --- asking ----------------------------------------------------------------------------------------------------
+
+
+def live() -> ReadHost:
+    """A reader of this machine; it opens udev at the first question, not before."""
+    return lambda query: read(LiveTree(), query)
+
+
+def recorded(directory: str) -> ReadHost:
+    """A reader of a tree laid out like ``/sys``."""
+    return lambda query: read(RecordedTree(directory), query)
+
+
+def read(tree: SysTree, query: HostQuery) -> HostTopology:
+    """The part of the host that ``query`` names. Functions that do not exist are absent from the result."""
+    parents: dict[str, PciAddress] = {}
+    for uuid in sorted(query.mdevs):
+        path = tree.mdev_path(uuid)
+        parent = parent_function(path) if path else None
+        if parent is not None:
+            parents[uuid] = parent
+    records: dict[PciAddress, FunctionRecord] = {}
+    for address in sorted(query.functions | set(parents.values())):
+        path = tree.function_path(address)
+        if path is not None:
+            attributes = {name: tree.attribute(path, name) for name in FUNCTION_ATTRIBUTES + LINK_ATTRIBUTES}
+            records[address] = FunctionRecord(path, attributes, {name: tree.link(path, name) for name in LINKS})
+    nodes = [
+        NodeRecord(number, *(tree.attribute(path, name) for name in ("cpulist", "distance", "meminfo")))
+        for number, path in sorted(tree.node_paths().items())
+    ]
+    return topology_from(nodes, records, parents)
+
+
+def read_all(tree: SysTree) -> HostTopology:
+    """Every PCI function, mediated device and node of the host: what a snapshot records."""
+    uuids = (name for name in tree.all_mdevs() if "-" in name)
+    return read(tree, HostQuery(frozenset(tree.all_functions()), frozenset(uuids)))
+
+
+# --- making sense, pure ----------------------------------------------------------------------------------------
+
+
+def topology_from(
+    nodes: Iterable[NodeRecord], functions: Mapping[PciAddress, FunctionRecord], mdev_parents: Mapping[str, PciAddress]
+) -> HostTopology:
+    """The topology that the records tell. What a record says wrongly becomes unknown, with the reason."""
+    order = list(nodes)
+    ids = [node.id for node in order]
+    known = {node.id: _node(node, ids) for node in order}
+    return HostTopology(
+        nodes=known,
+        functions={address: _function(address, record, known) for address, record in functions.items()},
+        mdev_parents=dict(mdev_parents),
+    )
+
+
+def parent_function(path: str) -> PciAddress | None:
+    """The PCI function that a sysfs path lies below: the last part of it that is a BDF."""
+    for part in reversed(path.split("/")):
+        if _BDF_NAME.match(part):
+            return PciAddress.parse(part)
+    return None
+
+
+def node_of(text: str | None, known: Mapping[int, HostNode]) -> tuple[int | None, str | None]:
+    """The node that a ``numa_node`` text names, or None and why it is unknown. Never guesses."""
+    if text is None:
+        return None, "its numa_node is missing or cannot be read"
+    if not re.fullmatch(r"-?\d{1,12}", text):
+        return None, f"its numa_node is no number: {text[:40]!r}" if text else "its numa_node is empty"
+    number = int(text)
+    if number == -1:
+        return None, "its numa_node is -1: the host's firmware does not say"
+    if not 0 <= number <= MAX_NODE or (known and number not in known):
+        return None, f"its numa_node is {number}, which is no node of this host"
+    return number, None
+
+
+def _node(record: NodeRecord, order: list[int]) -> HostNode:
+    try:
+        cpus = CpuSet.parse(record.cpulist or "")
+    except BadInput:
+        cpus = CpuSet(frozenset())
+    numbers = (record.distance or "").split()
+    # the columns are in the order of the online nodes, which need not be contiguous
+    distances = dict(zip(order, map(int, numbers), strict=True)) if _fits(numbers, order) else {}
+    match = re.search(r"MemTotal:\s*(\d{1,18}) kB", record.meminfo or "")
+    return HostNode(record.id, cpus, int(match[1]) if match else None, distances)
+
+
+def _fits(numbers: list[str], order: list[int]) -> bool:
+    return len(numbers) == len(order) and all(number.isascii() and number.isdigit() for number in numbers)
+
+
+def _function(address: PciAddress, record: FunctionRecord, known: Mapping[int, HostNode]) -> HostFunction:
+    node, problem = node_of(record.attributes.get("numa_node"), known)
+    parts = record.path.split("/")
+    roots = [number for number, part in enumerate(parts) if _ROOT_NAME.match(part)]
+    above = [part for part in parts[roots[-1] + 1 : -1] if _BDF_NAME.match(part)] if roots else []
+    physfn = record.links.get("physfn")
+    group = record.links.get("iommu_group")
+    return HostFunction(
+        address=address,
+        node=node,
+        node_problem=problem,
+        root_complex=parts[roots[-1]] if roots else None,
+        bridges=tuple(PciAddress.parse(part) for part in above),
+        pci_class=_hex(record.attributes.get("class")),
+        vendor=_hex(record.attributes.get("vendor")),
+        device=_hex(record.attributes.get("device")),
+        bars=_bars(record.attributes.get("resource")),
+        link=_link(record.attributes),
+        physfn=PciAddress.parse(physfn) if physfn and _BDF_NAME.match(physfn) else None,
+        iommu_group=int(group) if group and group.isascii() and group.isdigit() else None,
+        driver=record.links.get("driver"),
+    )
+
+
+def _hex(text: str | None) -> int | None:
+    return int(text, 16) if text and re.fullmatch(r"(0x)?[0-9a-fA-F]{1,8}", text) else None
+
+
+def _bars(text: str | None) -> tuple[Bar, ...]:
+    found = []
+    for index, line in enumerate((text or "").splitlines()[:_BAR_COUNT]):
+        match = re.fullmatch(r"0x([0-9a-fA-F]{1,16}) 0x([0-9a-fA-F]{1,16}) 0x([0-9a-fA-F]{1,16})", line.strip())
+        if match is None:
+            continue
+        start, end, flags = (int(part, 16) for part in match.groups())
+        if flags and end > start:
+            found.append(Bar(index, end - start + 1, flags))
+    return tuple(found)
+
+
+def _link(attributes: Mapping[str, str | None]) -> Link:
+    def value(name: str) -> float | None:
+        match = re.match(r"(\d{1,4}(?:\.\d{1,3})?)", attributes.get(name) or "")
+        return float(match[1]) if match and float(match[1]) > 0 else None
+
+    def width(name: str) -> int | None:
+        lanes = value(name)
+        # Linux shows 255 or 0 where the width is not known
+        return int(lanes) if lanes is not None and 0 < lanes <= 64 else None
+
+    return Link(
+        value("current_link_speed"), width("current_link_width"), value("max_link_speed"), width("max_link_width")
+    )

@@ -1,0 +1,240 @@
+"""Groups, ports, indexes and bus numbers: where each device that is to be placed comes to sit in the guest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from pcinuma.model import (
+    ALIAS_PREFIX,
+    MAX_BUS,
+    MAX_SLOT,
+    Attachment,
+    Device,
+    Domain,
+    PciAddress,
+    PciController,
+    PlannedExpander,
+    PlannedPort,
+)
+
+SPARE_PORTS = 16
+"""Root ports that KubeVirt may still append for hotplug (its hotplug ports, at most 16, take a bus each)."""
+
+AUTOMATIC_BUSES = 2
+"""An expander without busNr gets the two numbers below the lowest in use (libvirt qemuDomainAddressFindNewBusNr)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A device to place: its cell, the host BDF that orders it, and whether it is a virtual function."""
+
+    device: Device
+    cell: int
+    source: PciAddress
+    is_vf: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the rest of the domain takes, as if no controller of ours were there.
+
+    ``highest_index`` is the highest controller index in use, ``root_buses`` how many bus numbers the root bus and
+    everything below it may come to need, ``blocks`` the bus ranges (first, count) of other expanders with a busNr,
+    ``automatic`` the number of expanders without.
+    """
+
+    highest_index: int
+    root_buses: int
+    blocks: tuple[tuple[int, int], ...]
+    automatic: int
+
+
+def surroundings(domain: Domain, placed: Iterable[Device], detached: Iterable[Device] = ()) -> Surroundings:
+    """What stays of the domain when the devices in ``placed`` and our controllers are taken away."""
+    gone = {device.element for device in placed}
+    loose = {device.element for device in detached}
+    staying = [device for device in domain.devices if device.element not in gone]
+    foreign = [controller for controller in domain.controllers if not controller.is_ours]
+    addresses = [other.address for other in domain.others]
+    addresses += [None if device.element in loose else device.address for device in staying]
+    addresses += [controller.address for controller in foreign]
+    used = [address.bus for address in addresses if address is not None]
+    highest = max(used + [controller.index or 0 for controller in foreign], default=0)
+    roots = {controller.index: controller for controller in foreign if controller.is_expander}
+    below: dict[int | None, list[int]] = {index: [] for index in roots}
+    for controller in foreign:
+        top = expander_above(controller, foreign)
+        if top is not None and top is not controller and controller.index is not None:
+            below[top.index].append(controller.index)
+    under = sum(map(len, below.values())) + len(roots)
+    unaddressed = sum(address is None for address in addresses[: len(domain.others) + len(staying)])
+    return Surroundings(
+        highest_index=highest,
+        root_buses=1 + highest - under + unaddressed + SPARE_PORTS,
+        blocks=tuple(
+            (controller.bus_nr, 1 + len(below[index]))
+            for index, controller in roots.items()
+            if controller.bus_nr is not None
+        ),
+        automatic=sum(controller.bus_nr is None for controller in roots.values()),
+    )
+
+
+def expander_above(controller: PciController, controllers: Sequence[PciController]) -> PciController | None:
+    """The expander that the controller is or lies below; None on the root bus or where the way up is broken."""
+    by_index = {other.index: other for other in controllers if other.index is not None}
+    at: PciController | None = controller
+    for _ in range(len(controllers)):
+        if at is None or at.is_expander:
+            return at
+        at = by_index.get(at.address.bus) if at.address is not None and at.address.bus else None
+    return None
+
+
+def lay_out(
+    candidates: Sequence[Candidate], around: Surroundings, taken: frozenset[str]
+) -> tuple[PlannedExpander, ...]:
+    """The expanders with their ports in the host's order, or nothing when they do not fit in 256 bus numbers.
+
+    Groups ascend by their lowest host BDF, devices by host BDF; indexes follow from the highest in use + 1; bus
+    numbers ascend, the last block ends at 255 or below another expander's block.
+    """
+    groups: dict[int, list[Candidate]] = {}
+    for candidate in sorted(candidates, key=lambda c: (c.source, c.device.element)):
+        groups.setdefault(candidate.cell, []).append(candidate)
+    port_sets = {cell: _port_sets(members) for cell, members in groups.items()}
+    sizes = [1 + len(sets) for sets in port_sets.values()]
+    first = _first_bus(sum(sizes), around)
+    last_index = around.highest_index + sum(sizes)
+    if first is None or last_index > MAX_BUS:
+        return ()
+    names = _Names(taken)
+    index, bus_nr = around.highest_index + 1, first
+    expanders = []
+    for cell, sets in port_sets.items():
+        ports = _ports(sets, index + 1, names)
+        expanders.append(PlannedExpander(names.unique(f"{ALIAS_PREFIX}cell{cell}"), index, bus_nr, cell, ports))
+        index += 1 + len(sets)
+        bus_nr += 1 + len(sets)
+    return tuple(expanders)
+
+
+def buses_needed(candidates: Sequence[Candidate], around: Surroundings) -> int:
+    """How many bus numbers the whole guest would need with the candidates placed."""
+    cells = {candidate.cell for candidate in candidates}
+    ports = sum(len(_port_sets([c for c in candidates if c.cell == cell])) for cell in cells)
+    others = sum(count for _, count in around.blocks) + AUTOMATIC_BUSES * around.automatic
+    return around.root_buses + others + len(cells) + ports
+
+
+def reuse(
+    wanted: tuple[PlannedExpander, ...], domain: Domain
+) -> tuple[tuple[PlannedExpander, ...], tuple[PciController, ...]]:
+    """``wanted`` on the controllers of ours that the domain has already, and those of them that must go.
+
+    A set that has the same shape (the same expanders with the same ports for the same devices) keeps its indexes,
+    whatever KubeVirt dropped of it; any other set of ours is stale and goes as a whole.
+    """
+    ours = [controller for controller in domain.controllers if controller.is_ours]
+    ours.sort(key=lambda controller: (controller.index is None, controller.index, controller.element))
+    wanted_aliases = [
+        name for expander in wanted for name in (expander.alias, *(port.alias for port in expander.ports))
+    ]
+    if [controller.alias for controller in ours] != wanted_aliases or not _well_shaped(wanted, ours, domain):
+        return wanted, tuple(ours)
+    kept = iter(ours)
+    expanders = []
+    for expander in wanted:
+        own = next(kept)
+        ports = []
+        for port in expander.ports:
+            existing = next(kept)
+            ports.append(replace(port, index=existing.index or 0, existing=existing))
+        expanders.append(replace(expander, index=own.index or 0, existing=own, ports=tuple(ports)))
+    return tuple(expanders), ()
+
+
+def _well_shaped(wanted: tuple[PlannedExpander, ...], ours: list[PciController], domain: Domain) -> bool:
+    if any(controller.index is None for controller in ours):
+        return False
+    models = [m for expander in wanted for m in ("pcie-expander-bus", *("pcie-root-port" for _ in expander.ports))]
+    if [controller.model for controller in ours] != models:
+        return False
+    parents: list[PciController | None] = []
+    for controller in ours:
+        parents.append(controller if controller.model == "pcie-expander-bus" else parents[-1])
+    for controller, parent in zip(ours, parents, strict=True):
+        lost = controller.address is None or parent is None
+        if controller is not parent and (lost or controller.address.bus != parent.index):  # type: ignore[union-attr]
+            return False
+    indexes = {controller.index for controller in ours}
+    guests = [other.address for other in domain.others] + [c.address for c in domain.controllers if not c.is_ours]
+    return not any(address is not None and address.bus in indexes for address in guests)
+
+
+def _port_sets(members: Sequence[Candidate]) -> list[list[Candidate]]:
+    """The candidates by port, in order: the functions of one host slot share a port when function 0 is among them.
+
+    Without function 0 a guest would not look at the others, so each then gets a port of its own. VFs share slots by
+    accident and are never joined; a mediated device is no function of a slot.
+    """
+    slots: dict[tuple[int, int, int], list[Candidate]] = {}
+    for member in members:
+        if not member.is_vf and member.device.kind != "mdev":
+            slots.setdefault(member.source.slot_key, []).append(member)
+    joined = {key: found for key, found in slots.items() if found[0].source.function == 0}
+    sets: list[list[Candidate]] = []
+    for member in members:
+        found = joined.get(member.source.slot_key)
+        if found is None or member not in found:
+            sets.append([member])
+        elif member is found[0]:
+            sets.append(found)
+    return sets
+
+
+def _ports(sets: Sequence[Sequence[Candidate]], first_index: int, names: _Names) -> tuple[PlannedPort, ...]:
+    packed = len(sets) > MAX_SLOT + 1
+    ports = []
+    for number, members in enumerate(sets):
+        slot, function = divmod(number, 8) if packed else (number, 0)
+        lead = members[0]
+        what = f"mdev-{lead.device.uuid}" if lead.device.kind == "mdev" else lead.source.dashed
+        attachments = tuple(_attach(member, joined=len(members) > 1) for member in members)
+        # a slot with a single port needs no multifunction: the last of a packed group may stand alone
+        multifunction = packed and function == 0 and number + 1 < len(sets)
+        alias = names.unique(ALIAS_PREFIX + what)
+        ports.append(PlannedPort(alias, first_index + number, slot, function, multifunction, attachments))
+    return tuple(ports)
+
+
+def _attach(member: Candidate, *, joined: bool) -> Attachment:
+    function = member.source.function if joined else 0
+    return Attachment(member.device, function, multifunction=joined and function == 0)
+
+
+def _first_bus(total: int, around: Surroundings) -> int | None:
+    """The first bus number of ``total`` in a row, as high as they fit, or None."""
+    for top in sorted({MAX_BUS, *(first - 1 for first, _ in around.blocks)}, reverse=True):
+        start = top - total + 1
+        if any(first <= top and start < first + count for first, count in around.blocks):
+            continue
+        lowest = min([start, *(first for first, _ in around.blocks)])
+        if lowest - AUTOMATIC_BUSES * around.automatic >= around.root_buses:
+            return start
+    return None
+
+
+class _Names:
+    """Hands out aliases that nothing else in the domain has."""
+
+    def __init__(self, taken: frozenset[str]):
+        self._taken = set(taken)
+
+    def unique(self, name: str) -> str:
+        candidate, number = name, 2
+        while candidate in self._taken:
+            candidate, number = f"{name}-{number}", number + 1
+        self._taken.add(candidate)
+        return candidate

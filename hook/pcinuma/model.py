@@ -1,0 +1,379 @@
+"""Frozen data that the steps hand to each other: what a domain is, what a host is, what is planned, what was found.
+
+Nothing here reads or writes anything. Units: memory in KiB, link speed in GT/s, sizes in bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pcinuma.errors import BadInput
+
+ALIAS_PREFIX = "ua-pcinuma-"
+"""How a PCI controller of ours is known again: libvirt keeps only aliases that begin ``ua-``."""
+
+MAX_BUS = 0xFF
+MAX_SLOT = 0x1F
+MAX_FUNCTION = 7
+
+Severity = Literal["info", "warning", "error"]
+Outcome = Literal["changed", "unchanged", "refused"]
+DeviceKind = Literal["pci", "mdev", "interface"]
+PlacementKind = Literal["placed", "kept", "left", "approximate"]
+
+_BDF = re.compile(r"\s*(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})\.([0-7])\s*\Z")
+_RANGE = re.compile(r"(\^?)\s*(\d{1,6})\s*(?:-\s*(\d{1,6}))?\Z")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class PciAddress:
+    """A PCI address ``dddd:bb:ss.f``; in a libvirt guest address ``bus`` is a controller *index*, not a bus number."""
+
+    domain: int
+    bus: int
+    slot: int
+    function: int
+
+    @classmethod
+    def parse(cls, text: str) -> PciAddress:
+        """The address written in ``text`` (``0000:41:00.0``, domain optional and up to 8 hex digits).
+
+        Raises BadInput when it is none.
+        """
+        match = _BDF.match(text)
+        if match is None:
+            raise BadInput(f"not a PCI address: {text!r}", hint="write it as 0000:41:00.0")
+        domain, bus, slot, function = (int(part or "0", 16) for part in match.groups())
+        if slot > MAX_SLOT:
+            raise BadInput(f"not a PCI address: {text!r}: slot {slot:#x} is above 0x1f")
+        return cls(domain, bus, slot, function)
+
+    def __str__(self) -> str:
+        return f"{self.domain:04x}:{self.bus:02x}:{self.slot:02x}.{self.function:x}"
+
+    @property
+    def slot_key(self) -> tuple[int, int, int]:
+        """Domain, bus and slot: what the functions of one device share."""
+        return (self.domain, self.bus, self.slot)
+
+    @property
+    def dashed(self) -> str:
+        """The address in the characters that an alias may have: ``0000-41-00-0``."""
+        return f"{self.domain:04x}-{self.bus:02x}-{self.slot:02x}-{self.function:x}"
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSet:
+    """A set of CPU or node numbers, as libvirt (``0-3,^2,5``) and the kernel (``0-31,64-95``) write it."""
+
+    members: frozenset[int]
+
+    LIMIT = 16384  # libvirt's VIR_DOMAIN_CPUMASK_LEN; also keeps "0-999999" from costing memory
+
+    @classmethod
+    def parse(cls, text: str) -> CpuSet:
+        """The set written in ``text``; the empty text is the empty set. Raises BadInput when it does not parse."""
+        members: set[int] = set()
+        for part in text.split(",") if text.strip() else ():
+            match = _RANGE.match(part.strip())
+            if match is None:
+                raise BadInput(f"not a set of numbers: {text!r}", hint="write it as 0-3,8,^2")
+            first = int(match[2])
+            last = int(match[3]) if match[3] is not None else first
+            if last < first or last >= cls.LIMIT:
+                raise BadInput(f"not a set of numbers: {text!r}: {part.strip()!r} is out of order or out of range")
+            if match[1]:
+                members.difference_update(range(first, last + 1))
+            else:
+                members.update(range(first, last + 1))
+        return cls(frozenset(members))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self.members))
+
+    def __bool__(self) -> bool:
+        return bool(self.members)
+
+    def __str__(self) -> str:
+        runs: list[list[int]] = []
+        for number in self:
+            if runs and runs[-1][1] == number - 1:
+                runs[-1][1] = number
+            else:
+                runs.append([number, number])
+        return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
+
+
+# --- the domain ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A guest NUMA cell, ``/domain/cpu/numa/cell``. ``memory`` is the number as written, whatever its unit."""
+
+    id: int
+    cpus: CpuSet
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class PciController:
+    """A ``<controller type="pci">``. ``element`` is its place in document order; what is not written is None."""
+
+    element: int
+    index: int | None
+    model: str | None
+    address: PciAddress | None = None
+    multifunction: bool = False
+    alias: str | None = None
+    bus_nr: int | None = None
+    node: int | None = None
+    hotplug: str | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        return self.alias is not None and self.alias.startswith(ALIAS_PREFIX)
+
+    @property
+    def is_expander(self) -> bool:
+        return self.model in ("pcie-expander-bus", "pxb", "pci-expander-bus")
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A passthrough PCI function: a ``<hostdev>`` of type pci or mdev, or an ``<interface type="hostdev">``.
+
+    ``source`` is the host BDF (None for mdev, whose ``uuid`` is set); ``address`` the libvirt guest address.
+    """
+
+    element: int
+    kind: DeviceKind
+    source: PciAddress | None
+    uuid: str | None = None
+    address: PciAddress | None = None
+    multifunction: bool = False
+    alias: str | None = None
+    mode: str | None = None
+
+    @property
+    def label(self) -> str:
+        """How messages name the device: its host BDF or its mdev UUID."""
+        return str(self.source) if self.source is not None else f"mdev {self.uuid}"
+
+
+@dataclass(frozen=True, slots=True)
+class OtherDevice:
+    """Any other device that has a guest PCI address, or that libvirt may give one."""
+
+    element: int
+    tag: str
+    address: PciAddress | None
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    """What the steps need to know of a domain XML. ``memnodes`` and ``pins`` are by cell id and by vCPU number."""
+
+    arch: str
+    machine: str
+    cells: tuple[Cell, ...]
+    memnodes: Mapping[int, CpuSet]
+    pins: Mapping[int, CpuSet]
+    controllers: tuple[PciController, ...]
+    devices: tuple[Device, ...]
+    others: tuple[OtherDevice, ...]
+    aliases: frozenset[str] = frozenset()
+
+    @property
+    def takes_expanders(self) -> bool:
+        """libvirt allows pcie-expander-bus on x86 q35 and aarch64 virt only."""
+        if self.arch == "x86_64":
+            return self.machine == "q35" or self.machine.startswith("pc-q35-")
+        return self.arch == "aarch64" and (self.machine == "virt" or self.machine.startswith("virt-"))
+
+
+# --- the host --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HostQuery:
+    """What a domain asks of the host: PCI functions by BDF and mediated devices by UUID, nothing else."""
+
+    functions: frozenset[PciAddress] = frozenset()
+    mdevs: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class HostNode:
+    """A NUMA node of the host. ``memory_kib`` is None where it is not known, 0 for a node without memory."""
+
+    id: int
+    cpus: CpuSet
+    memory_kib: int | None = None
+    distances: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A base address register: ``index`` as in sysfs ``resource``, ``size`` in bytes, Linux resource ``flags``."""
+
+    index: int
+    size: int
+    flags: int
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A PCIe link, speed in GT/s and width in lanes; None where the device does not say."""
+
+    speed: float | None = None
+    width: int | None = None
+    max_speed: float | None = None
+    max_width: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostFunction:
+    """A PCI function of the host. ``node`` is None when unknown, ``node_problem`` then says why.
+
+    ``root_complex`` is the sysfs name (``pci0000:40``), ``bridges`` the bridges above it from the root down.
+    """
+
+    address: PciAddress
+    node: int | None
+    node_problem: str | None = None
+    root_complex: str | None = None
+    bridges: tuple[PciAddress, ...] = ()
+    pci_class: int | None = None
+    vendor: int | None = None
+    device: int | None = None
+    bars: tuple[Bar, ...] = ()
+    link: Link = Link()
+    physfn: PciAddress | None = None
+    iommu_group: int | None = None
+    driver: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostTopology:
+    """The part of the host that was asked for. ``mdev_parents`` is by lower-case UUID."""
+
+    nodes: Mapping[int, HostNode]
+    functions: Mapping[PciAddress, HostFunction]
+    mdev_parents: Mapping[str, PciAddress] = field(default_factory=dict)
+
+
+# --- options ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the owner of the VM chose; the contract's defaults."""
+
+    policy: str = "best-effort"
+    group_by: str = "numa"
+    unmapped: str = "leave"
+    addressed: str = "keep"
+    enabled: bool = True
+
+
+# --- plan ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something a user should know; ``code`` is stable, ``device`` a host BDF or a place in the domain."""
+
+    code: str
+    severity: Severity
+    message: str
+    device: str | None = None
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A device on a port of ours, at slot 0 and its ``function``."""
+
+    device: Device
+    function: int
+    multifunction: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPort:
+    """A root port of ours. ``existing`` is the controller in the domain that is this port already, if any."""
+
+    alias: str
+    index: int
+    slot: int
+    function: int
+    multifunction: bool
+    attachments: tuple[Attachment, ...]
+    existing: PciController | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedExpander:
+    """An expander of ours for one cell; its ports follow it in index and in bus number."""
+
+    alias: str
+    index: int
+    bus_nr: int
+    cell: int
+    ports: tuple[PlannedPort, ...]
+    existing: PciController | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one device goes and why. ``code`` is the finding's code when it does not go to a cell of its own."""
+
+    device: Device
+    source: PciAddress | None
+    host_node: int | None
+    cell: int | None
+    kind: PlacementKind
+    guest_address: PciAddress | None = None
+    guest_bdf: PciAddress | None = None
+    code: str | None = None
+    reason: str | None = None
+    hint: str | None = None
+    fits: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done to a domain. ``drop`` are controllers of ours that go, ``detach`` devices that lose the
+    guest address which an earlier set of ours gave them. ``refusal`` is set when the policy refuses."""
+
+    expanders: tuple[PlannedExpander, ...] = ()
+    placements: tuple[Placement, ...] = ()
+    cell_nodes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    drop: tuple[PciController, ...] = ()
+    detach: tuple[Device, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    refusal: str | None = None
+    refusal_hint: str | None = None
+    refusal_code: str = "policy-not-met"
+
+    @property
+    def ports(self) -> Iterable[PlannedPort]:
+        for expander in self.expanders:
+            yield from expander.ports
+
+
+# --- report ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The outcome with everything that led to it; `report` turns it into JSON, text and pictures."""
+
+    outcome: Outcome
+    options: Options
+    plan: Plan
+    findings: tuple[Finding, ...]

@@ -1,0 +1,276 @@
+"""Tree → Domain: reads KubeVirt's and libvirt's spellings alike, and refuses what libvirt would refuse.
+
+Numbers are read as libvirt reads them, by C's strtoul: ``0x1f`` hexadecimal, ``31`` decimal, ``010`` octal.
+"""
+
+from __future__ import annotations
+
+import re
+
+from pcinuma.domain_xml import Document, Element, attribute, children, find, tag_of, text_of
+from pcinuma.errors import BadInput
+from pcinuma.model import (
+    MAX_BUS,
+    MAX_FUNCTION,
+    MAX_SLOT,
+    Cell,
+    CpuSet,
+    Device,
+    DeviceKind,
+    Domain,
+    OtherDevice,
+    PciAddress,
+    PciController,
+)
+
+_NUMBER = re.compile(r"[ \t\r\n]*\+?(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)\Z")
+_DECIMAL = re.compile(r"[ \t\r\n]*\+?([0-9]+)\Z")
+_UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}\Z")
+
+_NEVER_PCI = frozenset(
+    [
+        "audio",
+        "channel",
+        "console",
+        "emulator",
+        "graphics",
+        "hub",
+        "lease",
+        "panic",
+        "parallel",
+        "redirdev",
+        "redirfilter",
+        "serial",
+        "smartcard",
+        "tpm",
+    ]
+)
+"""Devices that libvirt never gives a PCI address (libvirt formatdomain, Devices)."""
+
+
+def parse(document: Document) -> Domain:
+    """The domain that the document describes. Raises BadInput with the line for what libvirt would refuse."""
+    root = document.root
+    os_type = find(root, "os", "type")
+    devices_element = find(root, "devices")
+    cells = _cells(document)
+    controllers: list[PciController] = []
+    devices: list[Device] = []
+    others: list[OtherDevice] = []
+    for element in children(devices_element) if devices_element is not None else ():
+        tag = tag_of(element)
+        if tag == "controller" and attribute(element, "type") == "pci":
+            controllers.append(_controller(document, element))
+        elif (kind := _passthrough_kind(element)) is not None:
+            device = _device(document, element, kind)
+            if device is not None:
+                devices.append(device)
+        elif tag not in _NEVER_PCI:
+            address, _ = _guest_address(document, element)
+            others.append(OtherDevice(document.ordinal(element), tag, address))
+    _refuse_twice(controllers)
+    _refuse_same_source(devices)
+    return Domain(
+        arch=(attribute(os_type, "arch") or "x86_64"),
+        machine=(attribute(os_type, "machine") or ""),
+        cells=cells,
+        memnodes=_memnodes(document, {cell.id for cell in cells}),
+        pins=_pins(document),
+        controllers=tuple(controllers),
+        devices=tuple(devices),
+        others=tuple(others),
+        aliases=_aliases(devices_element),
+    )
+
+
+def number(text: str, what: str, limit: int, where: str) -> int:
+    """The number in ``text`` as C's strtoul with base 0 reads it; BadInput above ``limit`` or when it is none."""
+    match = _NUMBER.match(text)
+    if match is None or len(match[1]) > 20:
+        raise BadInput(f"{what} is no number: {text!r}", where=where)
+    digits = match[1]
+    base = 16 if digits[:2] in ("0x", "0X") else 8 if digits[0] == "0" else 10
+    value = int(digits, base)
+    if value > limit:
+        raise BadInput(f"{what} is {text}, above {limit:#x}", where=where)
+    return value
+
+
+def decimal(text: str | None, what: str, limit: int, where: str) -> int:
+    """The decimal number in ``text``; BadInput above ``limit``, when it is none or absent."""
+    match = _DECIMAL.match(text or "")
+    if match is None or len(match[1]) > 20 or int(match[1]) > limit:
+        raise BadInput(f"{what} is no number up to {limit}: {text!r}", where=where)
+    return int(match[1])
+
+
+def _number_set(text: str, what: str, where: str) -> CpuSet:
+    try:
+        numbers = CpuSet.parse(text)
+    except BadInput as error:
+        raise BadInput(f"{what} is {error.message}", where=where, hint=error.hint) from None
+    return numbers
+
+
+# --- cells, pinning --------------------------------------------------------------------------------------------
+
+
+def _cells(document: Document) -> tuple[Cell, ...]:
+    numa = find(document.root, "cpu", "numa")
+    cells: dict[int, Cell] = {}
+    for position, element in enumerate(children(numa, "cell") if numa is not None else ()):
+        where = document.line(element)
+        written = attribute(element, "id")
+        # libvirt numbers cells without id by their position (formatdomain, CPU model and topology)
+        cell_id = position if written is None else decimal(written, "the cell's id", CpuSet.LIMIT, where)
+        if cell_id in cells:
+            raise BadInput(f"cell {cell_id} is there twice", where=where)
+        cpus = _number_set(attribute(element, "cpus") or "", "the cell's cpus", where)
+        memory = attribute(element, "memory")
+        cells[cell_id] = Cell(cell_id, cpus, decimal(memory, "the cell's memory", 2**64, where) if memory else 0)
+    return tuple(cells[cell_id] for cell_id in sorted(cells))
+
+
+def _memnodes(document: Document, cells: set[int]) -> dict[int, CpuSet]:
+    numatune = find(document.root, "numatune")
+    found: dict[int, CpuSet] = {}
+    for element in children(numatune, "memnode") if numatune is not None else ():
+        where = document.line(element)
+        cell_id = decimal(attribute(element, "cellid"), "the memnode's cellid", CpuSet.LIMIT, where)
+        nodes = _number_set(attribute(element, "nodeset") or "", "the memnode's nodeset", where)
+        if not nodes:
+            raise BadInput("the memnode's nodeset is empty", where=where)
+        if cell_id in found:
+            raise BadInput(f"memnode for cell {cell_id} is there twice", where=where)
+        if cell_id not in cells:
+            raise BadInput(f"memnode names cell {cell_id}, which the domain does not have", where=where)
+        found[cell_id] = nodes
+    return found
+
+
+def _pins(document: Document) -> dict[int, CpuSet]:
+    cputune = find(document.root, "cputune")
+    pins: dict[int, CpuSet] = {}
+    for element in children(cputune, "vcpupin") if cputune is not None else ():
+        where = document.line(element)
+        vcpu = decimal(attribute(element, "vcpu"), "the vcpupin's vcpu", CpuSet.LIMIT, where)
+        if vcpu in pins:
+            raise BadInput(f"vcpupin for vCPU {vcpu} is there twice", where=where)
+        pins[vcpu] = _number_set(attribute(element, "cpuset") or "", "the vcpupin's cpuset", where)
+    return pins
+
+
+# --- controllers -----------------------------------------------------------------------------------------------
+
+
+def _controller(document: Document, element: Element) -> PciController:
+    where = document.line(element)
+    index = attribute(element, "index")
+    target = find(element, "target")
+    bus_nr = attribute(target, "busNr")
+    node = text_of(find(target, "node"))
+    address, multifunction = _guest_address(document, element)
+    return PciController(
+        element=document.ordinal(element),
+        index=None if index is None else decimal(index, "the controller's index", MAX_BUS, where),
+        model=attribute(element, "model"),
+        address=address,
+        multifunction=multifunction,
+        alias=attribute(find(element, "alias"), "name"),
+        bus_nr=number(bus_nr, "busNr", MAX_BUS, where) if bus_nr else None,
+        node=decimal(node, "the expander's node", CpuSet.LIMIT, where) if node else None,
+        hotplug=attribute(target, "hotplug"),
+    )
+
+
+def _refuse_twice(controllers: list[PciController]) -> None:
+    seen: set[int] = set()
+    for controller in controllers:
+        if controller.index is None:
+            continue
+        if controller.index in seen:
+            raise BadInput(f"two PCI controllers have index {controller.index}", where="/domain/devices")
+        seen.add(controller.index)
+
+
+# --- devices ---------------------------------------------------------------------------------------------------
+
+
+def _passthrough_kind(element: Element) -> DeviceKind | None:
+    if tag_of(element) == "hostdev" and attribute(element, "mode") in (None, "subsystem"):
+        if attribute(element, "type") == "pci":
+            return "pci"
+        if attribute(element, "type") == "mdev" and attribute(element, "model") in (None, "", "vfio-pci"):
+            return "mdev"
+    if tag_of(element) == "interface" and attribute(element, "type") == "hostdev":
+        return "interface"
+    return None
+
+
+def _device(document: Document, element: Element, kind: DeviceKind) -> Device | None:
+    """The device, or None for one that is not handed to the guest (address type unassigned) or not on PCI."""
+    guest = find(element, "address")
+    if attribute(guest, "type") not in (None, "", "pci"):
+        return None
+    where = document.line(element)
+    source_address = find(element, "source", "address")
+    if source_address is None:
+        raise BadInput(f"the passthrough <{tag_of(element)}> has no <source><address>", where=where)
+    source: PciAddress | None = None
+    uuid: str | None = None
+    if kind == "mdev":
+        written = (attribute(source_address, "uuid") or "").strip()
+        if not _UUID.match(written):
+            raise BadInput(f"the mediated device's uuid is none: {written!r}", where=where)
+        bare = written.replace("-", "").lower()
+        uuid = "-".join((bare[:8], bare[8:12], bare[12:16], bare[16:20], bare[20:]))
+    else:
+        if attribute(source_address, "type") not in (None, "", "pci"):
+            raise BadInput("the passthrough device's source is no PCI address", where=where)
+        source = _pci_address(source_address, where, domain_limit=2**32 - 1)
+    address, multifunction = _guest_address(document, element)
+    return Device(
+        element=document.ordinal(element),
+        kind=kind,
+        source=source,
+        uuid=uuid,
+        address=address,
+        multifunction=multifunction,
+        alias=attribute(find(element, "alias"), "name"),
+        mode=attribute(element, "mode"),
+    )
+
+
+def _guest_address(document: Document, element: Element) -> tuple[PciAddress | None, bool]:
+    """The guest PCI address and its multifunction; None when libvirt is to choose (no address, or a bare type)."""
+    found = find(element, "address")
+    if found is None or attribute(found, "type") not in (None, "", "pci"):
+        return None, False
+    multifunction = attribute(found, "multifunction") == "on"
+    if all(attribute(found, name) is None for name in ("domain", "bus", "slot", "function")):
+        return None, multifunction
+    return _pci_address(found, document.line(element), domain_limit=0), multifunction
+
+
+def _pci_address(element: Element, where: str, *, domain_limit: int) -> PciAddress:
+    limits = {"domain": domain_limit, "bus": MAX_BUS, "slot": MAX_SLOT, "function": MAX_FUNCTION}
+    values = [
+        number(attribute(element, name) or "0", f"the address's {name}", limit, where) for name, limit in limits.items()
+    ]
+    return PciAddress(*values)
+
+
+def _refuse_same_source(devices: list[Device]) -> None:
+    seen: set[object] = set()
+    for device in devices:
+        key: object = device.source or device.uuid
+        if key in seen:
+            raise BadInput(f"{device.label} is passed through twice", where="/domain/devices")
+        seen.add(key)
+
+
+def _aliases(devices: Element | None) -> frozenset[str]:
+    if devices is None:
+        return frozenset()
+    names = (attribute(find(element, "alias"), "name") for element in children(devices))
+    return frozenset(name for name in names if name)

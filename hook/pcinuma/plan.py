@@ -1,0 +1,272 @@
+"""(Domain, HostTopology, Options) → Plan: for each device its cell or the reason why not, and what the policy says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from pcinuma.layout import Candidate, buses_needed, expander_above, lay_out, reuse, surroundings
+from pcinuma.mapping import CellMap, map_nodes, nearest_cell
+from pcinuma.model import (
+    Device,
+    Domain,
+    Finding,
+    HostQuery,
+    HostTopology,
+    Options,
+    PciAddress,
+    Placement,
+    Plan,
+    PlannedExpander,
+)
+
+REFUSING = ("restricted", "single-numa-node")
+
+MOVE_HINT = "--addressed move (annotation pcinuma.vm.kubevirt.io/addressed: move) lets pcinuma change its address"
+ROOT_HINT = (
+    "if the VM has the annotation kubevirt.io/placePCIDevicesOnRootComplex, remove it; "
+    "else --addressed move (annotation pcinuma.vm.kubevirt.io/addressed: move)"
+)
+
+
+def host_query(domain: Domain, options: Options) -> HostQuery | None:
+    """What the plan needs to know of the host; None when it needs nothing."""
+    if not domain.devices or not options.enabled or _domain_problem(domain) is not None:
+        return None
+    return HostQuery(
+        functions=frozenset(device.source for device in domain.devices if device.source is not None),
+        mdevs=frozenset(device.uuid for device in domain.devices if device.uuid is not None),
+    )
+
+
+def plan(domain: Domain, host: HostTopology | None, options: Options) -> Plan:
+    """What is to be done; ``host`` is the answer to :func:`host_query`, None when that asked nothing."""
+    if not options.enabled:
+        return Plan(findings=(Finding("disabled", "info", "pcinuma is switched off for this VM by its annotation"),))
+    if not domain.devices:
+        return _stale_only(domain)
+    problem = _domain_problem(domain)
+    if problem is not None or host is None:
+        code, reason, hint = problem or ("host-unreadable", "the host was not read", "")
+        placements = [
+            Placement(device, device.source, None, None, "left", code=code, reason=reason, hint=hint, fits=False)
+            for device in domain.devices
+        ]
+        return _judged(Plan(placements=tuple(placements)), options)
+    cells = map_nodes(domain, host)
+    placements = [_place(device, domain, host, cells, options) for device in domain.devices]
+    expanders, placements = _laid_out(domain, host, placements)
+    expanders, drop = reuse(expanders, domain)
+    placements = _with_addresses(placements, expanders)
+    on_port = {attached.device.element for e in expanders for port in e.ports for attached in port.attachments}
+    detach = tuple(d for d in domain.devices if d.element not in on_port and _is_on_ours(d, domain))
+    findings = tuple(
+        Finding(
+            "shared-host-node",
+            "warning",
+            f"host node {node} backs cells {', '.join(map(str, claimed))}: devices go to cell {cells.cell_of[node]}",
+        )
+        for node, claimed in cells.shared.items()
+        if any(placement.host_node == node for placement in placements)
+    )
+    made = Plan(tuple(expanders), tuple(placements), cells.nodes_of, drop, detach, findings)
+    return _judged(made, options)
+
+
+def _stale_only(domain: Domain) -> Plan:
+    """No device: nothing to do, but for a set of ours whose devices are gone (empty ports attract other devices)."""
+    ours = tuple(controller for controller in domain.controllers if controller.is_ours)
+    finding = Finding("no-devices", "info", "the domain has no passthrough PCI device: nothing to place")
+    return Plan(drop=ours, findings=(finding,))
+
+
+def _domain_problem(domain: Domain) -> tuple[str, str, str] | None:
+    """Why no device of this domain can be placed, as code, reason and hint."""
+    if not domain.takes_expanders:
+        shown = f"{domain.arch} {domain.machine}".strip() or "unknown"
+        reason = f"machine type {shown} takes no PCI expander bus"
+        return "unsupported-machine", reason, "use machine type q35 (on arm64: virt)"
+    if not domain.cells:
+        hint = "set dedicatedCpuPlacement, hugepages and numa.guestMappingPassthrough in the VM's spec"
+        return "no-cells", "the domain has no guest NUMA cells", hint
+    return None
+
+
+# --- one device ------------------------------------------------------------------------------------------------
+
+
+def _place(device: Device, domain: Domain, host: HostTopology, cells: CellMap, options: Options) -> Placement:
+    source = device.source if device.uuid is None else host.mdev_parents.get(device.uuid)
+    if source is None or source not in host.functions:
+        what = "its parent is not on this host" if device.uuid else "there is no such PCI function on this host"
+        return Placement(device, source, None, None, "left", code="device-missing", reason=what, fits=False)
+    function = host.functions[source]
+    if function.node is None:
+        reason = function.node_problem or "its host node is unknown"
+        hint = "see the host's firmware settings for NUMA and PCI locality; pcinuma never guesses"
+        return Placement(device, source, None, None, "left", code="numa-unknown", reason=reason, hint=hint, fits=False)
+    node = function.node
+    cell = cells.cell_of.get(node)
+    approximate = False
+    if cell is None and options.unmapped == "nearest":
+        cell = nearest_cell(node, cells, host)
+        approximate = cell is not None
+    if cell is None:
+        reason = f"host node {node} belongs to no guest cell"
+        hint = "--unmapped nearest puts it on the nearest cell"
+        if options.unmapped == "nearest":
+            reason, hint = f"{reason}, and the host's distance table does not name a nearest one", ""
+        return Placement(device, source, node, None, "left", code="node-unmapped", reason=reason, hint=hint, fits=False)
+    if (kept := _kept(device, source, node, cell, domain, options)) is not None:
+        return kept
+    if approximate:
+        reason = f"host node {node} belongs to no guest cell; cell {cell} is the nearest"
+        return Placement(device, source, node, cell, "approximate", code="approximate", reason=reason, fits=False)
+    return Placement(device, source, node, cell, "placed")
+
+
+def _kept(
+    device: Device, source: PciAddress, node: int, cell: int, domain: Domain, options: Options
+) -> Placement | None:
+    """The placement of a device that keeps the guest address it has; None when it is free to go."""
+    address = device.address
+    if address is None or _is_on_ours(device, domain) or _came_after_ours(address, domain):
+        return None
+    at = next((controller for controller in domain.controllers if controller.index == address.bus), None)
+    expander = expander_above(at, domain.controllers) if at is not None else None
+    if expander is not None and expander.node == cell:
+        reason = f"it is on cell {cell} already"
+        return Placement(device, source, node, cell, "kept", address, code="already-placed", reason=reason)
+    if options.addressed == "move":
+        return None
+    if expander is not None and expander.node is not None:
+        code, reason = "foreign-cell", f"its address {address} is on cell {expander.node}, not on cell {cell}"
+    else:
+        code, reason = "addressed", f"it has the guest address {address} already, not on cell {cell}"
+    hint = ROOT_HINT if address.bus == 0 else MOVE_HINT
+    return Placement(device, source, node, cell, "kept", address, code=code, reason=reason, hint=hint, fits=False)
+
+
+def _is_on_ours(device: Device, domain: Domain) -> bool:
+    address = device.address
+    return address is not None and any(c.is_ours and c.index == address.bus for c in domain.controllers)
+
+
+def _came_after_ours(address: PciAddress, domain: Domain) -> bool:
+    """Whether libvirt itself gave this address after a set of ours was made.
+
+    Our indexes begin above every index in use, so an address beyond our highest cannot have been there before.
+    """
+    ours = [controller.index or 0 for controller in domain.controllers if controller.is_ours]
+    return bool(ours) and address.bus > max(ours)
+
+
+# --- all of them -----------------------------------------------------------------------------------------------
+
+
+def _laid_out(
+    domain: Domain, host: HostTopology, placements: Sequence[Placement]
+) -> tuple[tuple[PlannedExpander, ...], list[Placement]]:
+    candidates = [
+        Candidate(p.device, p.cell, p.source, host.functions[p.source].physfn is not None)
+        for p in placements
+        if p.kind in ("placed", "approximate") and p.cell is not None and p.source is not None
+    ]
+    if not candidates:
+        return (), list(placements)
+    going = {candidate.device.element for candidate in candidates}
+    detached = [d for d in domain.devices if d.element not in going and _is_on_ours(d, domain)]
+    around = surroundings(domain, (candidate.device for candidate in candidates), detached)
+    names = frozenset(c.alias for c in domain.controllers if c.is_ours and c.alias)
+    expanders = lay_out(candidates, around, domain.aliases - names)
+    if expanders:
+        return expanders, list(placements)
+    needed = buses_needed(candidates, around)
+    reason = f"the guest would need {needed} PCI bus numbers of 256"
+    hint = "pass through fewer devices, or give the VM fewer other PCI devices"
+    left = [
+        replace(p, kind="left", code="bus-numbers", reason=reason, hint=hint, fits=False)
+        if p.device.element in going
+        else p
+        for p in placements
+    ]
+    return (), left
+
+
+def _with_addresses(placements: Sequence[Placement], expanders: Sequence[PlannedExpander]) -> list[Placement]:
+    """The placements with their guest addresses, and the BDFs Linux will show: firmware numbers the buses below an
+    expander upwards from its busNr in slot order."""
+    found: dict[int, tuple[PciAddress, PciAddress]] = {}
+    for expander in expanders:
+        for number, port in enumerate(expander.ports, start=1):
+            for attached in port.attachments:
+                found[attached.device.element] = (
+                    PciAddress(0, port.index, 0, attached.function),
+                    PciAddress(0, expander.bus_nr + number, 0, attached.function),
+                )
+    return [
+        replace(p, guest_address=found[p.device.element][0], guest_bdf=found[p.device.element][1])
+        if p.device.element in found
+        else p
+        for p in placements
+    ]
+
+
+# --- the policy ------------------------------------------------------------------------------------------------
+
+
+def _judged(made: Plan, options: Options) -> Plan:
+    """The plan with a finding for each device that does not fit, and the refusal if the policy refuses."""
+    refusing = options.policy in REFUSING
+    findings = list(made.findings)
+    for placement in made.placements:
+        if placement.code is not None:
+            findings.append(_finding(placement, refusing))
+    made = replace(made, findings=tuple(findings))
+    if not refusing:
+        return made
+    odd = [placement for placement in made.placements if not placement.fits]
+    if odd:
+        reasons = "; ".join(f"{p.device.label}: {p.reason}" for p in odd)
+        count = f"{len(odd)} of {len(made.placements)} devices do" if len(odd) > 1 else "1 device does"
+        hint = next((p.hint for p in odd if p.hint), None)
+        return replace(made, refusal=f"policy {options.policy}: {count} not fit a cell: {reasons}", refusal_hint=hint)
+    if options.policy == "single-numa-node":
+        return _single_node(made)
+    return made
+
+
+def _single_node(made: Plan) -> Plan:
+    of_devices: dict[int | None, list[str]] = {}
+    for placement in made.placements:
+        of_devices.setdefault(placement.host_node, []).append(placement.device.label)
+    of_cells: Mapping[int, tuple[int, ...]] = made.cell_nodes
+    nodes = set(of_devices) | {node for backing in of_cells.values() for node in backing}
+    unbacked = [cell for cell in of_cells if not of_cells[cell]]
+    if len(nodes) == 1 and not unbacked:
+        return made
+    devices = "; ".join(
+        f"{', '.join(labels)} on host node {node}" for node, labels in sorted(of_devices.items(), key=str)
+    )
+    shown = "; ".join(
+        f"cell {cell} on host node {','.join(map(str, backing)) or 'unknown'}" for cell, backing in of_cells.items()
+    )
+    return replace(
+        made,
+        refusal=f"policy single-numa-node: devices and cells are not of one host node: {devices}; {shown}",
+        refusal_hint="give the VM CPUs and devices of one host node (kubelet: topologyManagerPolicy single-numa-node)",
+    )
+
+
+def _finding(placement: Placement, refusing: bool) -> Finding:
+    label = placement.device.label
+    if placement.fits:
+        return Finding(placement.code or "", "info", f"{label} stays where it is: {placement.reason}", label)
+    verb = "is placed approximately" if placement.kind == "approximate" else "stays where it is"
+    return Finding(
+        placement.code or "",
+        "error" if refusing else "warning",
+        f"{label} {verb}: {placement.reason}",
+        label,
+        placement.hint or None,
+    )

@@ -1,0 +1,168 @@
+"""The output held against the plan, against the input and against the rules, from the XML alone.
+
+Nothing that fails here is handed out. It reads the XML anew and shares no code with plan or apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pcinuma.audit import audit
+from pcinuma.domain_xml import Document, Element, attribute, children, find, tag_of, text_of
+from pcinuma.model import ALIAS_PREFIX, Finding, PciAddress, Plan
+
+
+def verify(before: Document, after: Document, plan: Plan) -> list[Finding]:
+    """What is wrong with ``after``, as errors; empty when it may be handed out."""
+    found = [finding for finding in audit(after) if finding.severity == "error"]
+    found += _as_planned(after, plan)
+    found += _nothing_else(before, after, plan)
+    return found
+
+
+def _wrong(code: str, message: str) -> Finding:
+    return Finding(code, "error", message)
+
+
+# --- what was planned is there ---------------------------------------------------------------------------------
+
+
+def _as_planned(after: Document, plan: Plan) -> Iterator[Finding]:
+    devices = find(after.root, "devices")
+    elements = list(children(devices)) if devices is not None else []
+    controllers = {_alias(element) or "": element for element in elements if _is_ours(element)}
+    wanted = {expander.alias for expander in plan.expanders} | {port.alias for port in plan.ports}
+    for alias in sorted(set(controllers) - wanted):
+        yield _wrong("not-planned", f"controller {alias} is not planned")
+    for alias in sorted(wanted - set(controllers)):
+        yield _wrong("plan-missed", f"controller {alias} is missing")
+    for expander in plan.expanders:
+        element = controllers.get(expander.alias)
+        target = find(element, "target")
+        said = (attribute(element, "index"), attribute(target, "busNr"), text_of(find(target, "node")))
+        if element is not None and said != (str(expander.index), str(expander.bus_nr), str(expander.cell)):
+            yield _wrong("plan-missed", f"{expander.alias} has index, busNr and node {said}")
+        for port in expander.ports:
+            element = controllers.get(port.alias)
+            at = _address(element)
+            if element is not None and at != PciAddress(0, expander.index, port.slot, port.function):
+                yield _wrong("plan-missed", f"{port.alias} is at {at}")
+    by_source = {_source(element): element for element in elements if tag_of(element) in ("hostdev", "interface")}
+    for port in plan.ports:
+        for attached in port.attachments:
+            device = attached.device
+            found = by_source.get(str(device.source) if device.source is not None else device.uuid)
+            if found is None or _address(found) != PciAddress(0, port.index, 0, attached.function):
+                yield _wrong("plan-missed", f"{device.label} is not on {port.alias}")
+            elif attached.multifunction and attribute(find(found, "address"), "multifunction") != "on":
+                yield _wrong("plan-missed", f"{device.label} is not multifunction")
+
+
+def _is_ours(element: Element) -> bool:
+    return (
+        tag_of(element) == "controller"
+        and attribute(element, "type") == "pci"
+        and (_alias(element) or "").startswith(ALIAS_PREFIX)
+    )
+
+
+def _alias(element: Element) -> str | None:
+    return attribute(find(element, "alias"), "name")
+
+
+def _address(element: Element | None) -> PciAddress | None:
+    address = find(element, "address")
+    if address is None:
+        return None
+    values = (attribute(address, name) or "0" for name in ("domain", "bus", "slot", "function"))
+    return PciAddress(*(_number(value) for value in values))
+
+
+def _source(element: Element) -> str | None:
+    address = find(element, "source", "address")
+    if address is None:
+        return None
+    if (uuid := attribute(address, "uuid")) is not None:
+        bare = uuid.strip().replace("-", "").lower()
+        return "-".join((bare[:8], bare[8:12], bare[12:16], bare[16:20], bare[20:]))
+    values = (attribute(address, name) or "0" for name in ("domain", "bus", "slot", "function"))
+    try:
+        return str(PciAddress(*(_number(value) for value in values)))
+    except ValueError:
+        return None  # an ordinary interface's source may hold an address of another kind
+
+
+def _number(text: str) -> int:
+    text = text.strip()
+    octal = len(text) > 1 and text[0] == "0" and text[1] in "01234567"
+    return int(text, 8 if octal else 0)
+
+
+# --- nothing else changed --------------------------------------------------------------------------------------
+
+
+def _nothing_else(before: Document, after: Document, plan: Plan) -> Iterator[Finding]:
+    touched = {attached.device.element for port in plan.ports for attached in port.attachments}
+    touched |= {device.element for device in plan.detach}
+    free = {before.elements[number] for number in touched}
+    old = _outline(before.root, free)
+    new = _outline(after.root, None)
+    for number, ((old_entry, is_free), (new_entry, _)) in enumerate(zip(old, new, strict=False)):
+        if is_free:
+            old_entry, new_entry = _without_address(old_entry), _without_address(new_entry)
+        if old_entry != new_entry:
+            what = old_entry[0] if old_entry else number
+            yield _wrong("other-change", f"something that was not planned has changed near {what!r}")
+            return
+    if len(old) != len(new):
+        yield _wrong("other-change", f"the domain had {len(old)} parts besides pcinuma's, now {len(new)}")
+
+
+Entry = list[object]
+
+
+def _outline(root: Element, free: set[Element] | None) -> list[tuple[Entry, bool]]:
+    """Every node but our controllers, in document order, a passthrough device as one entry with all below it."""
+    found: list[tuple[Entry, bool]] = []
+    stack: list[Element] = [root]
+    while stack:
+        node = stack.pop()
+        if isinstance(node.tag, str) and _is_ours(node):
+            continue
+        if isinstance(node.tag, str) and node.tag in ("hostdev", "interface"):
+            found.append((_flat(node), free is not None and node in free))
+            continue
+        found.append(([*_said(node)], False))
+        stack.extend(reversed(node))
+    return found
+
+
+def _flat(element: Element) -> Entry:
+    return [(depth, *_said(node)) for depth, node in _walk(element)]
+
+
+def _walk(element: Element) -> Iterator[tuple[int, Element]]:
+    stack = [(0, element)]
+    while stack:
+        depth, node = stack.pop()
+        yield depth, node
+        stack.extend((depth + 1, child) for child in reversed(node))
+
+
+def _said(node: Element) -> tuple[object, ...]:
+    attributes = tuple(node.attrib.items()) if isinstance(node.tag, str) else ()
+    tail = (node.tail or "").strip() if node.getparent() is not None else ""
+    return (str(node.tag), attributes, (node.text or "").strip(), tail)
+
+
+def _without_address(entry: Entry) -> Entry:
+    """A device without its own address and the default mode spelled out, the two things that placing it changes."""
+    kept: Entry = []
+    for item in entry:
+        if isinstance(item, tuple) and item[:2] == (1, "address"):
+            continue
+        if isinstance(item, tuple) and item[0] == 0 and isinstance(item[2], tuple):
+            attributes = tuple(pair for pair in item[2] if pair != ("mode", "subsystem"))
+            item = (*item[:2], attributes, *item[3:])
+        kept.append(item)
+    return kept

@@ -1,0 +1,51 @@
+"""Small domains as KubeVirt writes them, built from what a test is about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def hostdev(bdf: str, alias: str, address: str = "") -> str:
+    """A passthrough function; ``address`` is a whole ``<address>`` element or nothing."""
+    domain, bus, rest = bdf.split(":")
+    slot, function = rest.split(".")
+    return (
+        '<hostdev type="pci" managed="no">\n\t\t\t<source>\n\t\t\t\t'
+        f'<address type="pci" domain="0x{domain}" bus="0x{bus}" slot="0x{slot}" function="0x{function}"></address>\n'
+        f'\t\t\t</source>\n\t\t\t{address}<alias name="{alias}"></alias>\n\t\t</hostdev>'
+    )
+
+
+def domain(
+    cells: Mapping[int, int | None],
+    devices: Sequence[str],
+    *,
+    machine: str = "q35",
+    arch: str = "x86_64",
+    extra: str = "",
+) -> str:
+    """A domain with these cells (the host node of each, None for no memnode), two vCPUs a cell, and these devices."""
+    numbered = list(enumerate(cells.items()))
+    cell_lines = "".join(
+        f'\t\t\t<cell id="{cell}" cpus="{2 * n},{2 * n + 1}" memory="1073741824" unit="b"></cell>\n'
+        for n, (cell, _) in numbered
+    )
+    memnodes = "".join(
+        f'\t\t<memnode cellid="{cell}" mode="strict" nodeset="{node}"></memnode>\n'
+        for _, (cell, node) in numbered
+        if node is not None
+    )
+    listed = "".join(f"\t\t{device}\n" for device in devices)
+    return (
+        '<domain type="kvm">\n\t<name>ns_vm</name>\n'
+        f'\t<memory unit="b">{1073741824 * len(cells)}</memory>\n'
+        f'\t<os>\n\t\t<type arch="{arch}" machine="{machine}">hvm</type>\n\t</os>\n\t<devices>\n{listed}'
+        '\t\t<controller type="usb" index="0" model="none"></controller>\n'
+        '\t\t<controller type="scsi" index="0" model="virtio-non-transitional"></controller>\n'
+        '\t\t<memballoon model="virtio-non-transitional"></memballoon>\n'
+        f'\t\t<rng model="virtio-non-transitional"><backend model="random">/dev/urandom</backend></rng>\n{extra}'
+        "\t</devices>\n\t<features>\n\t\t<acpi></acpi>\n\t</features>\n"
+        f"\t<cpu>\n\t\t<numa>\n{cell_lines}\t\t</numa>\n\t</cpu>\n"
+        f'\t<vcpu placement="static">{2 * len(cells)}</vcpu>\n'
+        f"\t<numatune>\n{memnodes}\t</numatune>\n</domain>\n"
+    )
