@@ -100,7 +100,9 @@ def test_four_cells_of_an_eight_node_host() -> None:
 
 def test_one_cell() -> None:
     devices = [hostdev("0000:17:00.0", "ua-gpu-a"), hostdev("0000:18:00.0", "ua-hostdevice-b")]
-    result = transformed(domain({0: 1}, devices), hosts.host({0: "0-7", 1: "8-15"}, {"0000:17:00.0": 1, "0000:18:00.0": 1}))
+    result = transformed(
+        domain({0: 1}, devices), hosts.host({0: "0-7", 1: "8-15"}, {"0000:17:00.0": 1, "0000:18:00.0": 1})
+    )
     assert seen(boot(result.xml.decode())) == {"ua-gpu-a": ("0000:fe:00.0", 0), "ua-hostdevice-b": ("0000:ff:00.0", 0)}
 
 
@@ -133,7 +135,7 @@ def test_gpu_with_its_audio_and_usb_functions(firmware: str) -> None:
 def test_vfs_beside_their_kin_are_not_joined() -> None:
     functions = {"0000:31:00.0": 0, "0000:31:02.0": 0, "0000:31:02.1": 0, "0000:31:02.5": 0}
     vf = {"physfn": "0000:31:00.0"}
-    host = hosts.host({0: "0-7"}, functions, **{name: vf for name in ("0000_31_02_0", "0000_31_02_1", "0000_31_02_5")})
+    host = hosts.host({0: "0-7"}, functions, **dict.fromkeys(("0000_31_02_0", "0000_31_02_1", "0000_31_02_5"), vf))
     names = ["ua-hostdevice-pf", "ua-sriov-a", "ua-sriov-b", "ua-sriov-c"]
     devices = [hostdev(bdf, alias) for bdf, alias in zip(functions, names, strict=True)]
     result = transformed(domain({0: 0}, devices), host)
@@ -181,7 +183,11 @@ def test_beside_existing_controllers_and_addresses() -> None:
     result = transformed(xml, host)
     view = boot(result.xml.decode())
     agree(view, result)
-    assert {alias: node for alias, (_, node) in seen(view).items()} == {"ua-gpu-kept": -1, "ua-gpu-free": 0, "ua-gpu-far": 1}
+    assert {alias: node for alias, (_, node) in seen(view).items()} == {
+        "ua-gpu-kept": -1,
+        "ua-gpu-free": 0,
+        "ua-gpu-far": 1,
+    }
     moved = transformed(xml, host, Options(addressed="move"))
     assert seen(boot(moved.xml.decode())) == {
         "ua-gpu-kept": ("0000:fc:00.0", 0),
@@ -195,7 +201,9 @@ def test_beside_an_expander_of_another_hand() -> None:
     devices = [
         CONTROLLER.format(1, "pcie-expander-bus", '<target busNr="254"><node>1</node></target>'),
         CONTROLLER.format(2, "pcie-root-port", '<address type="pci" bus="0x01" slot="0x00" function="0x0"></address>'),
-        hostdev("0000:81:00.0", "ua-gpu-theirs", '<address type="pci" bus="0x02" slot="0x00" function="0x0"></address>'),
+        hostdev(
+            "0000:81:00.0", "ua-gpu-theirs", '<address type="pci" bus="0x02" slot="0x00" function="0x0"></address>'
+        ),
         hostdev("0000:41:00.0", "ua-gpu-ours"),
     ]
     host = hosts.host({0: "0-7", 1: "8-15"}, {"0000:41:00.0": 0, "0000:81:00.0": 1})

@@ -31,7 +31,11 @@ def layout(xml: str) -> Layout:
         alias = element.find("alias")
         name = alias.get("name", "") if alias is not None else ""
         address = element.find("address")
-        at = tuple(int(address.get(part, "0"), 0) for part in ("bus", "slot", "function")) if address is not None else None
+        at = (
+            tuple(int(address.get(part, "0"), 0) for part in ("bus", "slot", "function"))
+            if address is not None
+            else None
+        )
         if name.startswith("ua-pcinuma-") and element.tag == "controller":
             target = element.find("target")
             assert target is not None, name

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from lxml import etree
+
 from tests.support import kubevirt, libvirt
 
 SAMPLES = Path(__file__).resolve().parents[2] / "../shared/samples"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import pytest
@@ -89,9 +90,11 @@ def cases(draw: st.DrawFn) -> Case:
     for cell in cells:
         if draw(st.integers(0, 3)):
             nodeset = draw(st.sampled_from(sorted(host.nodes)))
-            lines.append(f"  <memnode cellid={quote}{cell}{quote} mode={quote}strict{quote} nodeset={quote}{nodeset}{quote}/>")
+            lines.append(
+                f"  <memnode cellid={quote}{cell}{quote} mode={quote}strict{quote} nodeset={quote}{nodeset}{quote}/>"
+            )
     lines.append(" </numatune>")
-    lines.append(f" <!-- devices > here --><devices>")
+    lines.append(" <!-- devices > here --><devices>")
     lines += draw(_devices(host, quote))
     lines += [" </devices>", "</domain>"]
     options = Options(
@@ -110,14 +113,18 @@ def _devices(draw: st.DrawFn, host: HostTopology, quote: str) -> list[str]:
     taken: set[tuple[int, int, int]] = set()
     found = []
     for index in indexes:
-        found.append(f"  <controller type={quote}pci{quote} index={quote}{index}{quote} model={quote}pcie-root-port{quote}/>")
+        found.append(
+            f"  <controller type={quote}pci{quote} index={quote}{index}{quote} model={quote}pcie-root-port{quote}/>"
+        )
     for number, source in enumerate(sources):
         at = (draw(st.sampled_from(indexes or [20])), 0, 0)
         address = ""
         if at not in taken and draw(st.integers(0, 3)) == 0:
             taken.add(at)
             bus = draw(st.sampled_from([f"0x{at[0]:02x}", str(at[0]), f"0{at[0]:o}"]))
-            address = f"<address type={quote}pci{quote} domain={quote}0{quote} bus={quote}{bus}{quote} slot={quote}0{quote}/>"
+            address = (
+                f"<address type={quote}pci{quote} domain={quote}0{quote} bus={quote}{bus}{quote} slot={quote}0{quote}/>"
+            )
         alias = f"<alias name={quote}ua-dev{number}{quote}></alias>" if draw(st.booleans()) else ""
         mode = f" mode={quote}subsystem{quote}" if draw(st.booleans()) else ""
         said = " ".join(
@@ -135,7 +142,12 @@ def _devices(draw: st.DrawFn, host: HostTopology, quote: str) -> list[str]:
                 f"  <interface type={quote}hostdev{quote}><source><address type={quote}pci{quote} {said}/></source>"
                 f"{alias}{address}</interface>"
             )
-    others = ["<rng/>", "<!-- <hostdev> -->", "<memballoon model='virtio'></memballoon>", "<x:y xmlns:x='urn:x' a='>'/>"]
+    others = [
+        "<rng/>",
+        "<!-- <hostdev> -->",
+        "<memballoon model='virtio'></memballoon>",
+        "<x:y xmlns:x='urn:x' a='>'/>",
+    ]
     found += [f"  {other}" for other in draw(st.lists(st.sampled_from(others), max_size=4, unique=True))]
     return draw(st.permutations(found))
 
@@ -224,11 +236,14 @@ def test_placement_follows_the_mapping_and_the_policy(case: Case) -> None:
     indexes = [i for e in plan.expanders for i in (e.index, *(port.index for port in e.ports))]
     assert indexes == list(range(indexes[0], indexes[0] + len(indexes))) if indexes else True
     buses = [(e.bus_nr, 1 + len(e.ports)) for e in plan.expanders]
-    assert all(bus + size == following[0] for (bus, size), following in zip(buses, buses[1:], strict=False))
+    assert all(bus + size == following[0] for (bus, size), following in itertools.pairwise(buses))
     if buses:
         assert sum(buses[-1]) == 256
     for expander in plan.expanders:
-        lead = [min(attached.device.source for attached in port.attachments if attached.device.source) for port in expander.ports]
+        lead = [
+            min(attached.device.source for attached in port.attachments if attached.device.source)
+            for port in expander.ports
+        ]
         assert lead == sorted(lead)
 
 
@@ -246,7 +261,9 @@ def test_a_check_of_any_domain_ends(case: Case) -> None:
 def test_damage_ends_in_an_error_of_ours(case: Case, data: st.DataObject) -> None:
     """Any bytes: a result, the input untouched, or one of our own errors."""
     at = data.draw(st.integers(0, len(case.xml) - 1))
-    piece = data.draw(st.sampled_from([b"", b"<", b"'", b'"', b"\x00", b"&", b"0x", b"-1", b"99999999999", b"\xff", b"<!--"]))
+    piece = data.draw(
+        st.sampled_from([b"", b"<", b"'", b'"', b"\x00", b"&", b"0x", b"-1", b"99999999999", b"\xff", b"<!--"])
+    )
     broken = case.xml[:at] + piece + case.xml[at + data.draw(st.integers(0, 30)) :]
     try:
         result = transform(broken, case.options, case.read_host)

@@ -136,9 +136,7 @@ class _Expected:
     route: _Route
 
 
-def boot(
-    xml: str, *, firmware: str | None = None, timeout: float = 240, stand_in: StandIn | None = None
-) -> GuestView:
+def boot(xml: str, *, firmware: str | None = None, timeout: float = 240, stand_in: StandIn | None = None) -> GuestView:
     """Boots a stand-in for the domain under `firmware` (`seabios`, which is the default, or `ovmf`).
 
     libvirt first defines the domain as it is, so that every device has the guest address it would have in production;
