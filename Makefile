@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 
-.PHONY: demo test lint bench lock golden clean
+.PHONY: demo test lint bench lock golden proto clean
 
 demo: $(VENV)/.run
 	@scripts/demo.sh
@@ -36,3 +36,7 @@ $(VENV)/.dev: $(VENV)/.run requirements/dev.txt
 
 clean:
 	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache build dist
+
+# After a change of hook/pcinuma/protocol/*.proto
+proto: $(VENV)/.dev
+	cd hook && ../$(VENV)/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. pcinuma/protocol/*.proto

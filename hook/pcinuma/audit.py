@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from pcinuma.domain_xml import Document, Element, attribute, children, find, tag_of, text_of
-from pcinuma.model import ALIAS_PREFIX, Finding
+from pcinuma.model import ALIAS_PREFIX, Finding, Severity
 
 BUSES = 256
 SLOTS = 32
+AUTOMATIC_BUSES = 2  # what libvirt leaves to an expander without busNr: its own number and one port's
 HOTPLUG_SPARE = 16  # ports KubeVirt may append after us (virt-launcher, hotplug root ports)
 ROOT_PORT = "pcie-root-port"
 EXPANDER = "pcie-expander-bus"
@@ -115,7 +116,7 @@ def _says_where(address: Element) -> bool:
 
 
 def _c_number(text: str | None) -> int:
-    text = (text or "0").strip().lower()
+    text = (text or "0").strip().lower().removeprefix("+")
     if text.startswith("0x"):
         return int(text, 16)
     return int(text, 8) if text.startswith("0") and text != "0" else int(text)
@@ -285,14 +286,15 @@ def _bus_room(read: _Read) -> Iterator[Finding]:
         if part.bus_nr is None and below[id(part)] > 1:
             message = f"{part.name} has no busNr: libvirt leaves room for one port, it has {below[id(part)]}"
             yield _error("bus-room", message, part)
-    if not expanders:
-        limit = BUSES
-    else:
-        automatic = 2 * (len(expanders) - len(numbered))
-        limit = (numbered[0].bus_nr or 0 if numbered else BUSES) - automatic
-    needed = 1 + on_root + _ports_to_come(read) + HOTPLUG_SPARE
-    if needed > limit:
-        yield _error("bus-numbers", f"the root bus has {limit} bus numbers and may come to need {needed}")
+    automatic = AUTOMATIC_BUSES * (len(expanders) - len(numbered))
+    limit = (numbered[0].bus_nr or 0 if numbered else BUSES) - automatic
+    certain = 1 + on_root + _ports_to_come(read)
+    if certain > limit:
+        yield _error("bus-numbers", f"the root bus has {limit} bus numbers and needs {certain}")
+    elif certain + HOTPLUG_SPARE > limit:
+        message = f"the root bus has {limit} bus numbers and may come to need {certain + HOTPLUG_SPARE}"
+        severity: Severity = "error" if numbered and numbered[0].ours else "warning"
+        yield Finding("bus-numbers", severity, message)
 
 
 def _ports_to_come(read: _Read) -> int:

@@ -7,64 +7,38 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from pcinuma import __version__
-from pcinuma.errors import BadInput, BadOption, PcinumaError, one_line
+from pcinuma.edge import (
+    PROGRAM,
+    Parser,
+    add_host,
+    add_options,
+    defaults_of,
+    flags_of,
+    guarded,
+    hook_defaults_of,
+    host_of,
+    read_file,
+    write_stdout,
+)
+from pcinuma.errors import BadInput, BadOption, one_line
 
 if TYPE_CHECKING:
-    from pcinuma.discover import ReadHost
     from pcinuma.model import Options
-
-PROGRAM = "pcinuma"
-INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit status: 0 done, 1 refused, 2 bad input or usage, 130 interrupted."""
-    debug = "--debug" in (sys.argv[1:] if arguments is None else arguments)
-    try:
-        parsed = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+
+    def run() -> int:
+        parsed = _parser().parse_args(given)
         command: Callable[[argparse.Namespace], int] = parsed.run
-        status = command(parsed)
-        sys.stdout.flush()
-        return status
-    except PcinumaError as error:
-        if debug:
-            raise
-        _complain(error)
-        return error.exit_status
-    except BrokenPipeError:
-        # the reader of our output has gone, as `| head` does; keep Python from complaining at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except OSError as error:
-        if debug:
-            raise
-        _complain(BadInput(f"{error.strerror or error}", where=error.filename))
-        return 2
-    except (RecursionError, MemoryError) as error:
-        if debug:
-            raise
-        _complain(BadInput(f"the input is too large or too deep ({type(error).__name__})"))
-        return 2
-    except Exception as error:
-        if debug:
-            raise
-        _complain(
-            PcinumaError(
-                f"internal error: {type(error).__name__}: {error}", hint="run again with --debug and report it"
-            )
-        )
-        return 1
+        return command(parsed)
 
-
-def _complain(error: PcinumaError) -> None:
-    print(f"{PROGRAM}: error: {error}", file=sys.stderr)
-    if error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)
+    return guarded(run, debug="--debug" in given)
 
 
 # --- commands --------------------------------------------------------------------------------------------------
@@ -74,7 +48,7 @@ def _transform(parsed: argparse.Namespace) -> int:
     from pcinuma import pipeline, report
 
     data, where = _domain(parsed)
-    result = pipeline.transform(data, _options(parsed), _host(parsed), where=where)
+    result = pipeline.transform(data, _options(parsed), host_of(parsed), where=where)
     _write_report(parsed, report.as_dict(result.report))
     if result.refusal is not None:
         raise result.refusal
@@ -93,12 +67,14 @@ def _explain(parsed: argparse.Namespace) -> int:
     from pcinuma import pipeline, report
 
     data, where = _domain(parsed)
-    result = pipeline.transform(data, _options(parsed), _host(parsed), where=where)
+    result = pipeline.transform(data, _options(parsed), host_of(parsed), where=where)
     _write_report(parsed, report.as_dict(result.report))
     if parsed.json:
         text = _json(report.as_dict(result.report))
     else:
-        colour = parsed.output is None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        colour = (
+            parsed.output is None and sys.stdout is not None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+        )
         text = report.explanation(result.report, result.before, colour=colour)
     _write(parsed.output, text.encode("utf-8"))
     return 0
@@ -108,7 +84,7 @@ def _check(parsed: argparse.Namespace) -> int:
     from pcinuma import check, report
 
     data, where = _domain(parsed)
-    findings = check.check(data, _options(parsed), _host(parsed), where=where)
+    findings = check.check(data, _options(parsed), host_of(parsed), where=where)
     if parsed.json:
         text = _json({"version": report.VERSION, "findings": [report.finding_dict(finding) for finding in findings]})
     else:
@@ -126,6 +102,26 @@ def _snapshot(parsed: argparse.Namespace) -> int:
     return 0
 
 
+def _hook(parsed: argparse.Namespace) -> int:
+    from pcinuma import hook_server
+
+    if parsed.hook_version is not None and parsed.hook_version not in hook_server.VERSIONS:
+        what = f"version cannot be {parsed.hook_version!r}"
+        raise BadOption(what, where="--version", hint=f"one of: {', '.join(hook_server.VERSIONS)}")
+    recorded = parsed.host is not None or parsed.sysfs is not None
+    reader = host_of(parsed) if recorded else None
+    return hook_server.serve(
+        hook_server.Settings(
+            socket=parsed.socket or hook_server.new_socket_name(os.environ.get("CONTAINER_NAME")),
+            plugin_socket=parsed.plugin_socket,
+            versions=hook_server.VERSIONS if parsed.hook_version is None else (parsed.hook_version,),
+            defaults=hook_defaults_of(parsed),
+            host=lambda: reader or host_of(parsed),
+            log=hook_server.Log(parsed.log_format, parsed.log_level),
+        )
+    )
+
+
 # --- inputs and outputs ----------------------------------------------------------------------------------------
 
 
@@ -138,41 +134,17 @@ def _domain(parsed: argparse.Namespace) -> tuple[bytes, str]:
                 "no domain XML", hint=f"give a file, or pipe one in: virsh dumpxml VM | {PROGRAM} {parsed.name}"
             )
         return sys.stdin.buffer.read(MAX_BYTES + 1), "standard input"
-    return _read(parsed.domain, MAX_BYTES), parsed.domain
-
-
-def _read(path: str, limit: int) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(limit + 1)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise BadInput(f"cannot be read: {reason}", where=path) from None
+    return read_file(parsed.domain, MAX_BYTES), parsed.domain
 
 
 def _options(parsed: argparse.Namespace) -> Options:
     from pcinuma import options
 
-    flags = {name: getattr(parsed, name.replace("-", "_")) for name in options.CHOICES}
-    annotations = defaults = None
-    if parsed.config is not None:
-        defaults = options.load_defaults(_read(parsed.config, options.MAX_BYTES), parsed.config)
+    annotations = None
     if parsed.vmi is not None:
-        vmi = options.load_object(_read(parsed.vmi, options.MAX_BYTES), parsed.vmi)
+        vmi = options.load_object(read_file(parsed.vmi, options.MAX_BYTES), parsed.vmi)
         annotations = options.from_vmi(vmi, parsed.vmi)
-    return options.resolve(flags, annotations, defaults)
-
-
-def _host(parsed: argparse.Namespace) -> ReadHost:
-    if parsed.host is not None and parsed.sysfs is not None:
-        raise BadOption("--host and --sysfs exclude each other", hint="give one of them, or none for this machine")
-    if parsed.host is not None:
-        from pcinuma import host_file
-
-        return host_file.load(_read(parsed.host, host_file.MAX_BYTES), parsed.host)
-    from pcinuma import discover
-
-    return discover.recorded(parsed.sysfs) if parsed.sysfs is not None else discover.live()
+    return options.resolve(flags_of(parsed), annotations, defaults_of(parsed))
 
 
 def _warn(parsed: argparse.Namespace, findings: Sequence[Any]) -> None:
@@ -180,10 +152,14 @@ def _warn(parsed: argparse.Namespace, findings: Sequence[Any]) -> None:
         if finding.severity != "info":
             print(f"{PROGRAM}: {finding.severity}: {one_line(finding.message)}", file=sys.stderr)
             if finding.hint:
-                print(f"hint: {finding.hint}", file=sys.stderr)
+                print(f"hint: {one_line(finding.hint)}", file=sys.stderr)
 
 
 def _write_report(parsed: argparse.Namespace, content: dict[str, Any]) -> None:
+    if parsed.report == "-":
+        raise BadOption(
+            "--report takes a file: standard output carries the result alone", hint="pcinuma explain --json"
+        )
     if parsed.report is not None:
         _write(parsed.report, _json(content).encode("utf-8"))
 
@@ -195,7 +171,7 @@ def _json(content: dict[str, Any]) -> str:
 def _write(path: str | None, data: bytes) -> None:
     """To the file, whole or not at all; to standard output for None and ``-``."""
     if path is None or path == "-":
-        sys.stdout.buffer.write(data)
+        write_stdout(data)
         return
     try:
         if os.path.lexists(path) and not os.path.isfile(path):
@@ -224,11 +200,6 @@ def _replace(path: str, data: bytes) -> None:
 
 
 # --- the parser ------------------------------------------------------------------------------------------------
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise BadOption(message, hint=f"see {self.prog} --help")
 
 
 _TOP = """\
@@ -266,6 +237,18 @@ example:
   virsh dumpxml VM | pcinuma check
 """
 
+_HOOK = """\
+Serves the KubeVirt hook sidecar on a unix socket, and with --plugin-socket KubeVirt's plugin service on another.
+Flags and --config are defaults here: the annotations of the VM win. One JSON line a call goes to standard error.
+Ends cleanly on Shutdown, SIGTERM and SIGINT.
+
+example, in the annotations of a VirtualMachineInstance:
+  hooks.kubevirt.io/hookSidecars: '[{"image": "IMAGE", "args": ["pcinuma", "hook"]}]'
+
+example, to try it:
+  pcinuma hook --socket /tmp/pcinuma.sock --host host.json --log-format text
+"""
+
 _SNAPSHOT = """\
 Records this host's nodes, PCI functions and mediated devices as one JSON file, for --host on another machine.
 
@@ -276,9 +259,9 @@ example:
 
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
-    parser = _Parser(prog=PROGRAM, description=_TOP, formatter_class=raw)
+    parser = Parser(prog=PROGRAM, description=_TOP, formatter_class=raw)
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
 
     def command(
         name: str, run: Callable[[argparse.Namespace], int], summary: str, text: str
@@ -300,29 +283,26 @@ def _parser() -> argparse.ArgumentParser:
     _add_inputs(check, report=False)
     check.add_argument("--json", action="store_true", help="write the findings as JSON")
     snapshot = command("snapshot", _snapshot, "record this host's topology as one JSON file", _SNAPSHOT)
+    hook = command("hook", _hook, "serve the KubeVirt hook sidecar on a unix socket", _HOOK)
+    hook.add_argument("--socket", metavar="PATH", help="the socket (default: a new name in /var/run/kubevirt-hooks)")
+    hook.add_argument("--plugin-socket", metavar="PATH", help="KubeVirt's plugin socket (default: none)")
+    hook.add_argument("--version", dest="hook_version", metavar="v1alphaN", help="serve as this version only")
+    hook.add_argument("--log-format", choices=("json", "text"), default="json", help="one line a call (default: json)")
+    hook.add_argument("--log-level", choices=("info", "debug"), default="info", help="debug adds the domain XML")
+    add_host(hook)
+    add_options(hook)
     snapshot.add_argument("--sysfs", metavar="DIR", help="read a tree laid out like /sys instead of this machine")
     snapshot.add_argument("-o", dest="output", metavar="FILE", help="where the JSON goes (default: standard output)")
     return parser
 
 
 def _add_inputs(parser: argparse.ArgumentParser, *, report: bool = True) -> None:
-    from pcinuma.options import CHOICES
-
-    what = {
-        "policy": "what happens to devices that do not fit their own cell (default: best-effort)",
-        "group-by": "what shares an expander (default: numa, one per cell)",
-        "unmapped": "what to do with a device whose host node is of no cell (default: leave)",
-        "addressed": "whether a device that has a guest address keeps it (default: keep)",
-    }
     parser.add_argument(
-        "domain", nargs="?", default="-", metavar="DOMAIN", help="domain XML, - for standard input (default)"
+        "domain", nargs="?", default="-", metavar="DOMAIN", help="domain XML; - (default): standard input"
     )
     parser.add_argument("--vmi", metavar="FILE", help="the VM or VMI, YAML or JSON; its annotations set the options")
-    parser.add_argument("--host", metavar="FILE", help="a host recorded by 'pcinuma snapshot'")
-    parser.add_argument("--sysfs", metavar="DIR", help="read the host from a tree laid out like /sys")
-    parser.add_argument("--config", metavar="FILE", help="YAML file of defaults, under the names of these flags")
-    for name, choices in CHOICES.items():
-        parser.add_argument(f"--{name}", metavar="|".join(choices), help=what[name])
+    add_host(parser)
+    add_options(parser)
     parser.add_argument("-o", dest="output", metavar="FILE", help="where the result goes (default: standard output)")
     if report:
         parser.add_argument("--report", metavar="FILE", help="where the JSON report goes (default: nowhere)")

@@ -24,7 +24,7 @@ LINKS = ("physfn", "iommu_group", "driver")
 
 MAX_NODE = 1023  # Linux has at most 2^10 nodes (NODES_SHIFT)
 _MAX_READ = 65536
-_BDF_NAME = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
+_BDF_NAME = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]\Z")
 _ROOT_NAME = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}\Z")
 _BAR_COUNT = 6  # /sys/bus/pci/devices/*/resource: six BARs, the ROM, then SR-IOV and bridge windows
 
@@ -87,7 +87,7 @@ class RecordedTree:
 
     def node_paths(self) -> Mapping[int, str]:
         base = os.path.join(self._root, "devices", "system", "node")
-        numbers = (re.fullmatch(r"node(\d{1,4})", name) for name in _listed(base))
+        numbers = (re.fullmatch(r"node([0-9]{1,4})", name) for name in _listed(base))
         return {int(match[1]): os.path.join(base, match[0]) for match in numbers if match}
 
     def all_functions(self) -> Iterable[PciAddress]:
@@ -98,18 +98,19 @@ class RecordedTree:
         return _listed(os.path.join(self._root, "bus", "mdev", "devices"))
 
     def attribute(self, path: str, name: str) -> str | None:
-        return _read(os.path.join(path, name))
+        file = os.path.join(path, name)
+        return _read(file) if self._is_inside(file) else None
 
     def link(self, path: str, name: str) -> str | None:
         return _link_name(path, name)
 
+    def _is_inside(self, path: str) -> bool:
+        """Whether the path leads nowhere but into the tree: beyond it is this machine, not what was recorded."""
+        return os.path.realpath(path).startswith(self._root + os.sep)
+
     def _resolve(self, *parts: str) -> str | None:
         path = os.path.join(self._root, *parts)
-        if not os.path.isdir(path):
-            return None
-        real = os.path.realpath(path)
-        # an absolute link of a recorded tree leads out of it, to this machine: its target is not what was recorded
-        return real if real.startswith(self._root + os.sep) else path
+        return os.path.realpath(path) if self._is_inside(path) and os.path.isdir(path) else None
 
 
 class LiveTree:
@@ -132,7 +133,7 @@ class LiveTree:
     def node_paths(self) -> Mapping[int, str]:
         found: dict[int, str] = {}
         for device in self._context.list_devices(subsystem="node"):
-            if match := re.fullmatch(r"node(\d{1,4})", device.sys_name):
+            if match := re.fullmatch(r"node([0-9]{1,4})", device.sys_name):
                 self._known[device.sys_path] = device
                 found[int(match[1])] = device.sys_path
         return found
@@ -251,7 +252,7 @@ def node_of(text: str | None, known: Mapping[int, HostNode]) -> tuple[int | None
     """The node that a ``numa_node`` text names, or None and why it is unknown. Never guesses."""
     if text is None:
         return None, "its numa_node is missing or cannot be read"
-    if not re.fullmatch(r"-?\d{1,12}", text):
+    if not re.fullmatch(r"-?[0-9]{1,12}", text):
         return None, f"its numa_node is no number: {text[:40]!r}" if text else "its numa_node is empty"
     number = int(text)
     if number == -1:
@@ -269,7 +270,7 @@ def _node(record: NodeRecord, order: list[int]) -> HostNode:
     numbers = (record.distance or "").split()
     # the columns are in the order of the online nodes, which need not be contiguous
     distances = dict(zip(order, map(int, numbers), strict=True)) if _fits(numbers, order) else {}
-    match = re.search(r"MemTotal:\s*(\d{1,18}) kB", record.meminfo or "")
+    match = re.search(r"MemTotal:\s*([0-9]{1,18}) kB", record.meminfo or "")
     return HostNode(record.id, cpus, int(match[1]) if match else None, distances)
 
 
@@ -319,7 +320,7 @@ def _bars(text: str | None) -> tuple[Bar, ...]:
 
 def _link(attributes: Mapping[str, str | None]) -> Link:
     def value(name: str) -> float | None:
-        match = re.match(r"(\d{1,4}(?:\.\d{1,3})?)", attributes.get(name) or "")
+        match = re.match(r"([0-9]{1,4}(?:\.[0-9]{1,3})?)", attributes.get(name) or "")
         return float(match[1]) if match and float(match[1]) > 0 else None
 
     def width(name: str) -> int | None:

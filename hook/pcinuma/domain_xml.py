@@ -49,6 +49,8 @@ _MARKS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
+    (b"<\0", "utf-16-le"),  # without a mark the first characters tell (XML 1.0, appendix F)
+    (b"\0<", "utf-16-be"),
 )
 _ROOT_HINTS = {
     "domainsnapshot": "a snapshot holds the domain inside it; give the output of 'virsh dumpxml'",
@@ -145,8 +147,8 @@ def load(data: bytes, where: str = "domain XML") -> Document:
 
 
 def _encoding(data: bytes, where: str) -> str:
-    """The Python codec of the document: byte order mark first, then the declaration, then UTF-8 (XML 1.0, 4.3.3)."""
-    if data.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
+    """The Python codec of the document: its first bytes, then the declaration, then UTF-8 (XML 1.0, 4.3.3)."""
+    if data.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, b"<\0\0\0", b"\0\0\0<")):
         raise BadInput("UTF-32 is not supported", where=where, hint="use UTF-8")
     for mark, codec in _MARKS:
         if data.startswith(mark):

@@ -92,6 +92,8 @@ class HostFile:
         self._mdevs = {entry["uuid"].lower(): PciAddress.parse(entry["parent"]) for entry in record.get("mdevs", [])}
         if len(self._nodes) != len(record["nodes"]):
             raise BadInput("the host record has a node twice", where=where)
+        if len(self._mdevs) != len(record.get("mdevs", [])):
+            raise BadInput("the host record has a mediated device twice", where=where)
 
     def __call__(self, query: HostQuery) -> HostTopology:
         parents = {uuid: self._mdevs[uuid] for uuid in sorted(query.mdevs) if uuid in self._mdevs}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pcinuma.model import (
@@ -17,12 +17,7 @@ from pcinuma.model import (
     PlannedExpander,
     PlannedPort,
 )
-
-SPARE_PORTS = 16
-"""Root ports that KubeVirt may still append for hotplug (its hotplug ports, at most 16, take a bus each)."""
-
-AUTOMATIC_BUSES = 2
-"""An expander without busNr gets the two numbers below the lowest in use (libvirt qemuDomainAddressFindNewBusNr)."""
+from pcinuma.pci_tree import AUTOMATIC_BUSES, Surroundings
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,63 +28,6 @@ class Candidate:
     cell: int
     source: PciAddress
     is_vf: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What the rest of the domain takes, as if no controller of ours were there.
-
-    ``highest_index`` is the highest controller index in use, ``root_buses`` how many bus numbers the root bus and
-    everything below it may come to need, ``blocks`` the bus ranges (first, count) of other expanders with a busNr,
-    ``automatic`` the number of expanders without.
-    """
-
-    highest_index: int
-    root_buses: int
-    blocks: tuple[tuple[int, int], ...]
-    automatic: int
-
-
-def surroundings(domain: Domain, placed: Iterable[Device], detached: Iterable[Device] = ()) -> Surroundings:
-    """What stays of the domain when the devices in ``placed`` and our controllers are taken away."""
-    gone = {device.element for device in placed}
-    loose = {device.element for device in detached}
-    staying = [device for device in domain.devices if device.element not in gone]
-    foreign = [controller for controller in domain.controllers if not controller.is_ours]
-    addresses = [other.address for other in domain.others]
-    addresses += [None if device.element in loose else device.address for device in staying]
-    addresses += [controller.address for controller in foreign]
-    used = [address.bus for address in addresses if address is not None]
-    highest = max(used + [controller.index or 0 for controller in foreign], default=0)
-    roots = {controller.index: controller for controller in foreign if controller.is_expander}
-    below: dict[int | None, list[int]] = {index: [] for index in roots}
-    for controller in foreign:
-        top = expander_above(controller, foreign)
-        if top is not None and top is not controller and controller.index is not None:
-            below[top.index].append(controller.index)
-    under = sum(map(len, below.values())) + len(roots)
-    unaddressed = sum(address is None for address in addresses[: len(domain.others) + len(staying)])
-    return Surroundings(
-        highest_index=highest,
-        root_buses=1 + highest - under + unaddressed + SPARE_PORTS,
-        blocks=tuple(
-            (controller.bus_nr, 1 + len(below[index]))
-            for index, controller in roots.items()
-            if controller.bus_nr is not None
-        ),
-        automatic=sum(controller.bus_nr is None for controller in roots.values()),
-    )
-
-
-def expander_above(controller: PciController, controllers: Sequence[PciController]) -> PciController | None:
-    """The expander that the controller is or lies below; None on the root bus or where the way up is broken."""
-    by_index = {other.index: other for other in controllers if other.index is not None}
-    at: PciController | None = controller
-    for _ in range(len(controllers)):
-        if at is None or at.is_expander:
-            return at
-        at = by_index.get(at.address.bus) if at.address is not None and at.address.bus else None
-    return None
 
 
 def lay_out(
@@ -220,8 +158,9 @@ def _first_bus(total: int, around: Surroundings) -> int | None:
         start = top - total + 1
         if any(first <= top and start < first + count for first, count in around.blocks):
             continue
-        lowest = min([start, *(first for first, _ in around.blocks)])
-        if lowest - AUTOMATIC_BUSES * around.automatic >= around.root_buses:
+        # where another expander ends the root bus's numbers already, ours take none of them
+        bounded = any(first < start for first, _ in around.blocks)
+        if bounded or start - AUTOMATIC_BUSES * around.automatic >= around.root_buses:
             return start
     return None
 

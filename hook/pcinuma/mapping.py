@@ -10,12 +10,14 @@ from pcinuma.model import Domain, HostTopology
 
 @dataclass(frozen=True, slots=True)
 class CellMap:
-    """``cell_of`` maps host node to cell; ``nodes_of`` gives the host nodes that back each cell; ``shared`` the
-    cells that claim one host node, where there are several."""
+    """``cell_of`` maps host node to cell; ``nodes_of`` gives the host nodes that belong to each cell; ``shared`` the
+    cells that one host node belongs to, where they are several. ``touched`` are all host nodes that a cell's memory
+    or any vCPU of it is on, whether they belong to it or not."""
 
     cell_of: Mapping[int, int]
     nodes_of: Mapping[int, tuple[int, ...]]
     shared: Mapping[int, tuple[int, ...]]
+    touched: Mapping[int, frozenset[int]]
 
 
 def map_nodes(domain: Domain, host: HostTopology) -> CellMap:
@@ -26,30 +28,27 @@ def map_nodes(domain: Domain, host: HostTopology) -> CellMap:
        that have CPUs and memory.
     3. Several cells: the lowest id.
     """
-    by_memnode: dict[int, list[int]] = {}
+    owners: dict[int, list[int]] = {}
     for cell, nodes in sorted(domain.memnodes.items()):
         for node in nodes:
-            by_memnode.setdefault(node, []).append(cell)
+            owners.setdefault(node, []).append(cell)
     by_pins = _pinned(domain, host)
-    cell_of: dict[int, int] = {}
     for node, counts in by_pins.items():
-        cell_of[node] = min(counts, key=lambda cell: (-counts[cell], cell))
-    cell_of |= {node: cells[0] for node, cells in by_memnode.items()}
-    nodes_of: dict[int, set[int]] = {cell.id: set(domain.memnodes.get(cell.id, ())) for cell in domain.cells}
+        most = max(counts.values())
+        owners.setdefault(node, sorted(cell for cell, count in counts.items() if count == most))
+    nodes_of: dict[int, list[int]] = {cell.id: [] for cell in domain.cells}
+    touched = {cell.id: set(domain.memnodes.get(cell.id, ())) for cell in domain.cells}
+    for node, cells in sorted(owners.items()):
+        for cell in cells:
+            nodes_of[cell].append(node)
     for node, counts in by_pins.items():
-        for cell_id in counts:
-            if cell_id not in domain.memnodes:
-                nodes_of[cell_id].add(node)
-    for node, cell_id in cell_of.items():
-        nodes_of[cell_id].add(node)
-    claims: dict[int, list[int]] = {}
-    for cell_id, claimed in sorted(nodes_of.items()):
-        for node in claimed:
-            claims.setdefault(node, []).append(cell_id)
+        for cell in counts:
+            touched[cell].add(node)
     return CellMap(
-        cell_of=cell_of,
-        nodes_of={cell: tuple(sorted(nodes)) for cell, nodes in sorted(nodes_of.items())},
-        shared={node: tuple(cells) for node, cells in sorted(claims.items()) if len(cells) > 1},
+        cell_of={node: cells[0] for node, cells in owners.items()},
+        nodes_of={cell: tuple(nodes) for cell, nodes in nodes_of.items()},
+        shared={node: tuple(cells) for node, cells in sorted(owners.items()) if len(cells) > 1},
+        touched={cell: frozenset(nodes) for cell, nodes in touched.items()},
     )
 
 

@@ -25,7 +25,7 @@ DeviceKind = Literal["pci", "mdev", "interface"]
 PlacementKind = Literal["placed", "kept", "left", "approximate"]
 
 _BDF = re.compile(r"\s*(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})\.([0-7])\s*\Z")
-_RANGE = re.compile(r"(\^?)\s*(\d{1,6})\s*(?:-\s*(\d{1,6}))?\Z")
+_RANGE = re.compile(r"(\^?)\s*([0-9]{1,6})\s*(?:-\s*([0-9]{1,6}))?\Z")
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -76,7 +76,7 @@ class CpuSet:
     @classmethod
     def parse(cls, text: str) -> CpuSet:
         """The set written in ``text``; the empty text is the empty set. Raises BadInput when it does not parse."""
-        members: set[int] = set()
+        bits = 0  # as a bit mask: a long text of wide ranges must not cost the product of both
         for part in text.split(",") if text.strip() else ():
             match = _RANGE.match(part.strip())
             if match is None:
@@ -85,11 +85,9 @@ class CpuSet:
             last = int(match[3]) if match[3] is not None else first
             if last < first or last >= cls.LIMIT:
                 raise BadInput(f"not a set of numbers: {text!r}: {part.strip()!r} is out of order or out of range")
-            if match[1]:
-                members.difference_update(range(first, last + 1))
-            else:
-                members.update(range(first, last + 1))
-        return cls(frozenset(members))
+            span = ((1 << (last - first + 1)) - 1) << first
+            bits = bits & ~span if match[1] else bits | span
+        return cls(frozenset(number for number in range(bits.bit_length()) if bits >> number & 1))
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self.members))

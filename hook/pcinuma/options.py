@@ -11,6 +11,7 @@ from pcinuma.model import Options
 
 ANNOTATION_PREFIX = "pcinuma.vm.kubevirt.io/"
 MAX_BYTES = 4 * 1024 * 1024
+MAX_EXPANDED = 1_000_000
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "policy": ("none", "best-effort", "restricted", "single-numa-node"),
@@ -42,7 +43,8 @@ def checked(name: str, value: object, where: str, choices: Mapping[str, tuple[st
     """``value`` when it is in the option's set. Raises BadOption, listing the set."""
     allowed = choices[name]
     if not isinstance(value, str) or value not in allowed:
-        raise BadOption(f"{name} cannot be {value!r}", where=where, hint=f"one of: {', '.join(allowed)}")
+        shown = repr(value)[:80] if isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
+        raise BadOption(f"{name} cannot be {shown}", where=where, hint=f"one of: {', '.join(allowed)}")
     return value
 
 
@@ -70,10 +72,13 @@ def from_vmi(vmi: Mapping[str, Any], where: str) -> dict[str, str]:
                 hint="move it to spec.template.metadata.annotations",
             )
         return from_annotations(_annotations(vmi, where, ("spec", "template")), where)
-    if kind == "VirtualMachineInstance":
+    # virt-launcher marshals a VMI that may have lost its kind on the way, as Kubernetes clients' objects do
+    nameless = kind in (None, "") and isinstance(vmi.get("metadata"), Mapping) and isinstance(vmi.get("spec"), Mapping)
+    if kind == "VirtualMachineInstance" or nameless:
         return from_annotations(_annotations(vmi, where, ()), where)
     raise BadInput(
-        f"kind is {kind!r}, not VirtualMachineInstance or VirtualMachine",
+        f"{f'kind is {kind[:80]!r}' if isinstance(kind, str) else 'there is no kind'},"
+        " not VirtualMachineInstance or VirtualMachine",
         where=where,
         hint="give the output of 'kubectl get vmi NAME -o yaml'",
     )
@@ -122,7 +127,8 @@ def load_defaults(data: bytes, where: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in content.items():
         if name not in CHOICES:
-            raise BadOption(f"unknown option {name!r}", where=where, hint=f"known: {', '.join(CHOICES)}")
+            shown = f"unknown option {name[:80]!r}" if isinstance(name, str) else "the name of an option is no string"
+            raise BadOption(shown, where=where, hint=f"known: {', '.join(CHOICES)}")
         found[name] = checked(name, value, where)
     return found
 
@@ -150,16 +156,38 @@ def load_yaml(data: bytes, where: str) -> Any:
                 return json.loads(text)
             except ValueError:
                 pass  # a YAML flow mapping begins so, too
-        import yaml  # costs 15 ms of CPU: loaded only when a YAML file is given
-
-        try:
-            return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - safe ones both
-        except yaml.MarkedYAMLError as error:
-            line = f"{where}, line {error.problem_mark.line + 1}" if error.problem_mark else where
-            raise BadInput(f"not YAML: {error.problem}", where=line) from None
-        except yaml.YAMLError as error:
-            raise BadInput(f"not YAML: {error}", where=where) from None
+        return _loaded_yaml(text, where)
     except UnicodeDecodeError:
         raise BadInput("not UTF-8", where=where) from None
     except (RecursionError, ValueError, TypeError):
         raise BadInput("not YAML that can be read: nested too deeply, or a value that is none", where=where) from None
+
+
+def _loaded_yaml(text: str, where: str) -> Any:
+    import yaml  # costs 15 ms of CPU: loaded only when a YAML file is given
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        if _expanded_size(node, {}) > MAX_EXPANDED:
+            raise BadInput("not YAML that can be read: its aliases repeat too much", where=where)
+        return loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        line = f"{where}, line {error.problem_mark.line + 1}" if error.problem_mark else where
+        raise BadInput(f"not YAML: {error.problem}", where=line) from None
+    except yaml.YAMLError as error:
+        raise BadInput(f"not YAML: {error}", where=where) from None
+    finally:
+        loader.dispose()
+
+
+def _expanded_size(node: Any, known: dict[int, int]) -> int:
+    """How many nodes there are once every alias is written out; more than is allowed for one that holds itself."""
+    if id(node) not in known:
+        known[id(node)] = MAX_EXPANDED + 1  # found again below itself
+        below = node.value if isinstance(node.value, list) else ()
+        flat = [part for item in below for part in (item if isinstance(item, tuple) else (item,))]
+        known[id(node)] = 1 + sum(_expanded_size(part, known) for part in flat)
+    return known[id(node)]

@@ -53,6 +53,8 @@ def parse(document: Document) -> Domain:
     root = document.root
     os_type = find(root, "os", "type")
     devices_element = find(root, "devices")
+    if (second := next((e for e in children(root, "devices") if e is not devices_element), None)) is not None:
+        raise BadInput("the domain has <devices> twice", where=document.line(second))
     cells = _cells(document)
     controllers: list[PciController] = []
     devices: list[Device] = []
@@ -65,11 +67,12 @@ def parse(document: Document) -> Domain:
             device = _device(document, element, kind)
             if device is not None:
                 devices.append(device)
-        elif tag not in _NEVER_PCI:
+        else:
             address, _ = _guest_address(document, element)
-            others.append(OtherDevice(document.ordinal(element), tag, address))
-    _refuse_twice(controllers)
-    _refuse_same_source(devices)
+            if tag not in _NEVER_PCI:
+                others.append(OtherDevice(document.ordinal(element), tag, address))
+    _refuse_twice(document, controllers)
+    _refuse_same_source(document, devices)
     return Domain(
         arch=(attribute(os_type, "arch") or "x86_64"),
         machine=(attribute(os_type, "machine") or ""),
@@ -183,13 +186,14 @@ def _controller(document: Document, element: Element) -> PciController:
     )
 
 
-def _refuse_twice(controllers: list[PciController]) -> None:
+def _refuse_twice(document: Document, controllers: list[PciController]) -> None:
     seen: set[int] = set()
     for controller in controllers:
         if controller.index is None:
             continue
         if controller.index in seen:
-            raise BadInput(f"two PCI controllers have index {controller.index}", where="/domain/devices")
+            where = document.line(document.elements[controller.element])
+            raise BadInput(f"two PCI controllers have index {controller.index}", where=where)
         seen.add(controller.index)
 
 
@@ -254,18 +258,22 @@ def _guest_address(document: Document, element: Element) -> tuple[PciAddress | N
 
 def _pci_address(element: Element, where: str, *, domain_limit: int) -> PciAddress:
     limits = {"domain": domain_limit, "bus": MAX_BUS, "slot": MAX_SLOT, "function": MAX_FUNCTION}
-    values = [
-        number(attribute(element, name) or "0", f"the address's {name}", limit, where) for name, limit in limits.items()
-    ]
-    return PciAddress(*values)
+    written = {name: attribute(element, name) for name in limits}
+    return PciAddress(
+        *(
+            0 if text is None else number(text, f"the address's {name}", limits[name], where)
+            for name, text in written.items()
+        )
+    )
 
 
-def _refuse_same_source(devices: list[Device]) -> None:
+def _refuse_same_source(document: Document, devices: list[Device]) -> None:
     seen: set[object] = set()
     for device in devices:
         key: object = device.source or device.uuid
         if key in seen:
-            raise BadInput(f"{device.label} is passed through twice", where="/domain/devices")
+            where = document.line(document.elements[device.element])
+            raise BadInput(f"{device.label} is passed through twice", where=where)
         seen.add(key)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from pcinuma.layout import Candidate, buses_needed, expander_above, lay_out, reuse, surroundings
+from pcinuma.layout import Candidate, buses_needed, lay_out, reuse
 from pcinuma.mapping import CellMap, map_nodes, nearest_cell
 from pcinuma.model import (
     Device,
@@ -19,6 +19,7 @@ from pcinuma.model import (
     Plan,
     PlannedExpander,
 )
+from pcinuma.pci_tree import expander_above, predicted_bdf, surroundings
 
 REFUSING = ("restricted", "single-numa-node")
 
@@ -41,10 +42,13 @@ def host_query(domain: Domain, options: Options) -> HostQuery | None:
 
 def plan(domain: Domain, host: HostTopology | None, options: Options) -> Plan:
     """What is to be done; ``host`` is the answer to :func:`host_query`, None when that asked nothing."""
+    cells = map_nodes(domain, host or HostTopology({}, {}))
     if not options.enabled:
-        return Plan(findings=(Finding("disabled", "info", "pcinuma is switched off for this VM by its annotation"),))
+        finding = Finding("disabled", "info", "pcinuma is switched off for this VM by its annotation")
+        return Plan(cell_nodes=cells.nodes_of, findings=(finding,))
     if not domain.devices:
-        return _stale_only(domain)
+        finding = Finding("no-devices", "info", "the domain has no passthrough PCI device: nothing to place")
+        return Plan(cell_nodes=cells.nodes_of, findings=(finding,))
     problem = _domain_problem(domain)
     if problem is not None or host is None:
         code, reason, hint = problem or ("host-unreadable", "the host was not read", "")
@@ -52,12 +56,12 @@ def plan(domain: Domain, host: HostTopology | None, options: Options) -> Plan:
             Placement(device, device.source, None, None, "left", code=code, reason=reason, hint=hint, fits=False)
             for device in domain.devices
         ]
-        return _judged(Plan(placements=tuple(placements)), options)
-    cells = map_nodes(domain, host)
+        placements = _with_addresses(placements, (), domain)
+        return _judged(Plan(placements=tuple(placements), cell_nodes=cells.nodes_of), options, cells)
     placements = [_place(device, domain, host, cells, options) for device in domain.devices]
     expanders, placements = _laid_out(domain, host, placements)
     expanders, drop = reuse(expanders, domain)
-    placements = _with_addresses(placements, expanders)
+    placements = _with_addresses(placements, expanders, domain)
     on_port = {attached.device.element for e in expanders for port in e.ports for attached in port.attachments}
     detach = tuple(d for d in domain.devices if d.element not in on_port and _is_on_ours(d, domain))
     findings = tuple(
@@ -70,14 +74,7 @@ def plan(domain: Domain, host: HostTopology | None, options: Options) -> Plan:
         if any(placement.host_node == node for placement in placements)
     )
     made = Plan(tuple(expanders), tuple(placements), cells.nodes_of, drop, detach, findings)
-    return _judged(made, options)
-
-
-def _stale_only(domain: Domain) -> Plan:
-    """No device: nothing to do, but for a set of ours whose devices are gone (empty ports attract other devices)."""
-    ours = tuple(controller for controller in domain.controllers if controller.is_ours)
-    finding = Finding("no-devices", "info", "the domain has no passthrough PCI device: nothing to place")
-    return Plan(drop=ours, findings=(finding,))
+    return _judged(made, options, cells)
 
 
 def _domain_problem(domain: Domain) -> tuple[str, str, str] | None:
@@ -136,7 +133,7 @@ def _kept(
     expander = expander_above(at, domain.controllers) if at is not None else None
     if expander is not None and expander.node == cell:
         reason = f"it is on cell {cell} already"
-        return Placement(device, source, node, cell, "kept", address, code="already-placed", reason=reason)
+        return Placement(device, source, node, cell, "kept", code="already-placed", reason=reason)
     if options.addressed == "move":
         return None
     if expander is not None and expander.node is not None:
@@ -144,7 +141,7 @@ def _kept(
     else:
         code, reason = "addressed", f"it has the guest address {address} already, not on cell {cell}"
     hint = ROOT_HINT if address.bus == 0 else MOVE_HINT
-    return Placement(device, source, node, cell, "kept", address, code=code, reason=reason, hint=hint, fits=False)
+    return Placement(device, source, node, cell, "kept", code=code, reason=reason, hint=hint, fits=False)
 
 
 def _is_on_ours(device: Device, domain: Domain) -> bool:
@@ -193,10 +190,12 @@ def _laid_out(
     return (), left
 
 
-def _with_addresses(placements: Sequence[Placement], expanders: Sequence[PlannedExpander]) -> list[Placement]:
+def _with_addresses(
+    placements: Sequence[Placement], expanders: Sequence[PlannedExpander], domain: Domain
+) -> list[Placement]:
     """The placements with their guest addresses, and the BDFs Linux will show: firmware numbers the buses below an
-    expander upwards from its busNr in slot order."""
-    found: dict[int, tuple[PciAddress, PciAddress]] = {}
+    expander upwards from its busNr in slot order. A device that stays has what its own address says."""
+    found: dict[int, tuple[PciAddress, PciAddress | None]] = {}
     for expander in expanders:
         for number, port in enumerate(expander.ports, start=1):
             for attached in port.attachments:
@@ -204,6 +203,9 @@ def _with_addresses(placements: Sequence[Placement], expanders: Sequence[Planned
                     PciAddress(0, port.index, 0, attached.function),
                     PciAddress(0, expander.bus_nr + number, 0, attached.function),
                 )
+    for device in domain.devices:
+        if device.element not in found and device.address is not None and not _is_on_ours(device, domain):
+            found[device.element] = (device.address, predicted_bdf(device.address, domain))
     return [
         replace(p, guest_address=found[p.device.element][0], guest_bdf=found[p.device.element][1])
         if p.device.element in found
@@ -215,7 +217,7 @@ def _with_addresses(placements: Sequence[Placement], expanders: Sequence[Planned
 # --- the policy ------------------------------------------------------------------------------------------------
 
 
-def _judged(made: Plan, options: Options) -> Plan:
+def _judged(made: Plan, options: Options, cells: CellMap) -> Plan:
     """The plan with a finding for each device that does not fit, and the refusal if the policy refuses."""
     refusing = options.policy in REFUSING
     findings = list(made.findings)
@@ -232,25 +234,20 @@ def _judged(made: Plan, options: Options) -> Plan:
         hint = next((p.hint for p in odd if p.hint), None)
         return replace(made, refusal=f"policy {options.policy}: {count} not fit a cell: {reasons}", refusal_hint=hint)
     if options.policy == "single-numa-node":
-        return _single_node(made)
+        return _single_node(made, cells)
     return made
 
 
-def _single_node(made: Plan) -> Plan:
+def _single_node(made: Plan, cells: CellMap) -> Plan:
     of_devices: dict[int | None, list[str]] = {}
     for placement in made.placements:
         of_devices.setdefault(placement.host_node, []).append(placement.device.label)
-    of_cells: Mapping[int, tuple[int, ...]] = made.cell_nodes
-    nodes = set(of_devices) | {node for backing in of_cells.values() for node in backing}
-    unbacked = [cell for cell in of_cells if not of_cells[cell]]
-    if len(nodes) == 1 and not unbacked:
+    if len(set(of_devices).union(*cells.touched.values())) == 1 and all(cells.touched.values()):
         return made
-    devices = "; ".join(
-        f"{', '.join(labels)} on host node {node}" for node, labels in sorted(of_devices.items(), key=str)
-    )
-    shown = "; ".join(
-        f"cell {cell} on host node {','.join(map(str, backing)) or 'unknown'}" for cell, backing in of_cells.items()
-    )
+    by_node = sorted(of_devices.items(), key=str)
+    devices = "; ".join(f"{', '.join(labels)} on host node {node}" for node, labels in by_node)
+    of_cells = {cell: ",".join(map(str, sorted(touched))) for cell, touched in cells.touched.items()}
+    shown = "; ".join(f"cell {cell} on host node {nodes or 'unknown'}" for cell, nodes in of_cells.items())
     return replace(
         made,
         refusal=f"policy single-numa-node: devices and cells are not of one host node: {devices}; {shown}",

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from pcinuma.errors import one_line
-from pcinuma.layout import expander_above
 from pcinuma.model import Device, Domain, Finding, Placement, Report
 from pcinuma.options import as_mapping
+from pcinuma.pci_tree import expander_above
 
 VERSION = 1
 
@@ -140,7 +140,7 @@ def _expander_title(index: int | None, cell: int | None) -> str:
 
 def _leaf(device: Device, placement: Placement | None, *, after: bool) -> str:
     node = placement.host_node if placement is not None else None
-    name = one_line(f"{device.label} {device.alias or ''}".rstrip())
+    name = f"{device.label} {device.alias or ''}".rstrip()
     host = f"host node {node}" if node is not None else "host node unknown"
     if not after:
         return f"{name}  ({host})"
@@ -155,9 +155,9 @@ def _tree(branches: list[Branch], colour: bool) -> Iterator[str]:
     if not branches:
         yield "  (no passthrough PCI device)"
     for title, cell, leaves in branches:
-        yield f"  {_tint(title, cell, colour)}"
+        yield f"  {_tint(one_line(title), cell, colour)}"
         for number, (leaf, leaf_cell) in enumerate(leaves, start=1):
-            yield f"  {'└─' if number == len(leaves) else '├─'} {_tint(leaf, leaf_cell, colour)}"
+            yield f"  {'└─' if number == len(leaves) else '├─'} {_tint(one_line(leaf), leaf_cell, colour)}"
 
 
 def _tint(text: str, cell: int | None, colour: bool) -> str:

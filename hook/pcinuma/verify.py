@@ -15,6 +15,10 @@ from pcinuma.model import ALIAS_PREFIX, Finding, PciAddress, Plan
 def verify(before: Document, after: Document, plan: Plan) -> list[Finding]:
     """What is wrong with ``after``, as errors; empty when it may be handed out."""
     found = [finding for finding in audit(after) if finding.severity == "error"]
+    if found:
+        # what was wrong before is not ours to refuse: the VM would have to do without the rest as well
+        inherited = {(finding.code, finding.device) for finding in audit(before) if finding.severity == "error"}
+        found = [finding for finding in found if (finding.code, finding.device) not in inherited]
     found += _as_planned(after, plan)
     found += _nothing_else(before, after, plan)
     return found
@@ -93,7 +97,7 @@ def _source(element: Element) -> str | None:
 
 
 def _number(text: str) -> int:
-    text = text.strip()
+    text = text.strip().removeprefix("+")
     octal = len(text) > 1 and text[0] == "0" and text[1] in "01234567"
     return int(text, 8 if octal else 0)
 

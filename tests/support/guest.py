@@ -29,7 +29,10 @@ _SILENCE_SECONDS = 100.0
 _TAIL_LINES = 25
 _BUSYBOX = Path("/bin/busybox")
 _KERNELS = ("vmlinuz-*-cloud-amd64", "vmlinuz-*")
-_KERNEL_ARGUMENTS = "console=ttyS0 quiet rdinit=/init panic=-1 nokaslr mitigations=off"
+# The port driver (hotplug, AER, PME) starts after the buses are scanned, and takes a quarter of the time.
+_KERNEL_ARGUMENTS = (
+    "console=ttyS0 quiet rdinit=/init panic=-1 nokaslr mitigations=off initcall_blacklist=pcie_portdrv_init"
+)
 _OVMF_FOLDER = Path("/usr/share/OVMF")
 _OVMF_PAIRS = (("OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"), ("OVMF_CODE.fd", "OVMF_VARS.fd"))
 

@@ -1,0 +1,320 @@
+"""``pcinuma hook``: the sidecar's life. Sockets that appear when calls are answered, and a clean end.
+
+virt-launcher allows Info one second and no second try, so what a call needs but Info does not (lxml, udev, the
+pipeline) is loaded after the sockets are there, in a thread of its own, and a call waits for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pcinuma.errors import BadInput, HostUnreadable, PcinumaError, PolicyNotMet, one_line
+from pcinuma.grpc_wire import FAILED_PRECONDITION, INTERNAL, INVALID_ARGUMENT, Handler, RpcError, Server
+
+if TYPE_CHECKING:
+    from pcinuma.discover import ReadHost
+    from pcinuma.hook_calls import Answer
+
+NAME = "pcinuma"
+SOCKET_FOLDER = "/var/run/kubevirt-hooks"
+VERSIONS = ("v1alpha1", "v1alpha2", "v1alpha3")
+QEMU_USER = 107
+"""The user and group of virt-launcher's compute container; the sidecar has it too, but where KubeVirt runs as root."""
+
+END_SECONDS = 0.9
+_BACKLOG = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How one sidecar runs; ``host`` makes the reader of the host when the first call needs it."""
+
+    socket: str
+    plugin_socket: str | None
+    versions: tuple[str, ...]
+    defaults: Mapping[str, str]
+    host: Callable[[], ReadHost]
+    log: Log
+
+
+class Log:
+    """Writes one line a call to standard error: JSON, or text for people."""
+
+    def __init__(self, form: str, level: str):
+        self._text = form == "text"
+        self._debug = level == "debug"
+        self._lock = threading.Lock()
+
+    def write(self, level: str, event: str, record: Mapping[str, Any]) -> None:
+        """One line. ``level`` is info, warning or error."""
+        if self._text:
+            line = f"pcinuma: {level}: {event}: {one_line(_as_text(record), 20000)}"
+        else:
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            line = json.dumps({"time": stamp, "level": level, "event": event, **record})
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+
+    def whole(self, event: str, xml: bytes) -> None:
+        """A whole domain XML, at log level debug alone: it names the VM's disks and secrets' paths."""
+        if self._debug:
+            self.write("debug", event, {"xml": xml.decode("utf-8", "replace")})
+
+
+def _as_text(record: Mapping[str, Any]) -> str:
+    devices = [
+        f"{d['source'] or d['alias']} {d['placement']}" + (f" on cell {d['cell']}" if d["cell"] is not None else "")
+        for d in record.get("devices", ())
+    ]
+    findings = [f"{f['severity']}: {f['message']}" for f in record.get("findings", ())]
+    who = "/".join(str(record[key]) for key in ("namespace", "name") if record.get(key))
+    said = [who, str(record.get("outcome") or ""), *devices, *findings, str(record.get("error") or "")]
+    rest = [f"{key}={record[key]}" for key in ("socket", "milliseconds", "xml") if record.get(key) is not None]
+    return "; ".join(part for part in [*said, *rest] if part)
+
+
+def serve(settings: Settings) -> int:
+    """Serve until Shutdown, SIGTERM or SIGINT; the exit status. Raises PcinumaError when it cannot begin."""
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ending.set())
+    calls = _Calls(settings)
+    handlers = _handlers(settings, calls, ending.set)
+    hooks = {path: handler for path, handler in handlers.items() if "plugins" not in path}
+    plugin = {path: handler for path, handler in handlers.items() if "plugins" in path}
+    servers: list[tuple[_Socket, Server]] = []
+    try:
+        for path, served in ((settings.socket, hooks), (settings.plugin_socket, plugin)):
+            if path is None:
+                continue
+            bound = _Socket(path)
+            server = Server(bound.listener, served)
+            servers.append((bound, server))
+            threading.Thread(target=server.serve, daemon=True).start()
+        for bound, _ in servers:
+            bound.publish()
+            settings.log.write("info", "ready", {"socket": bound.path})
+        threading.Thread(target=calls.load, daemon=True).start()
+        ending.wait()
+        return 0
+    finally:
+        for bound, _ in servers:
+            bound.withdraw()
+        deadline = time.monotonic() + END_SECONDS
+        for _, server in servers:
+            server.stop(max(0.0, deadline - time.monotonic()))
+        if servers:
+            settings.log.write("info", "ended", {})
+
+
+def new_socket_name(container: str | None, folder: str = SOCKET_FOLDER) -> str:
+    """A path in the hook folder that no other container of the pod takes: KubeVirt tells sockets apart by name.
+
+    A container that starts again takes its old name again, so that no dead socket is left behind.
+    """
+    kept = "".join(c for c in container or "" if c.isalnum() or c in "-_.")[:60]
+    return os.path.join(folder, f"{NAME}-{kept or secrets.token_hex(4)}.sock")
+
+
+# --- the socket ------------------------------------------------------------------------------------------------
+
+
+class _Socket:
+    """A listening unix socket that stands under its name only from :meth:`publish` to :meth:`withdraw`."""
+
+    def __init__(self, path: str):
+        self.path = path
+        self._temporary = os.path.join(os.path.dirname(path) or ".", f".{secrets.token_hex(4)}")
+        self._inode: int | None = None
+        _refuse_if_served(path)
+        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            old = os.umask(0o177)
+            try:
+                self.listener.bind(self._temporary)
+            finally:
+                os.umask(old)
+            if os.geteuid() == 0:
+                with contextlib.suppress(OSError):  # without CAP_CHOWN root keeps it, and virt-launcher is root too
+                    os.chown(self._temporary, QEMU_USER, QEMU_USER)
+            self.listener.listen(_BACKLOG)
+        except OSError as error:
+            self._discard()
+            reason = "the path is too long" if "too long" in str(error) else error.strerror or str(error)
+            raise BadInput(f"cannot listen: {reason}", where=path) from None
+
+    def publish(self) -> None:
+        """Give the socket its name, in one step, in place of a stale one."""
+        try:
+            self._inode = os.stat(self._temporary).st_ino
+            os.rename(self._temporary, self.path)
+        except OSError as error:
+            self._discard()
+            raise BadInput(f"cannot listen: {error.strerror or error}", where=self.path) from None
+
+    def withdraw(self) -> None:
+        """Take the name away, unless another process has taken it over."""
+        self._discard()
+        with contextlib.suppress(OSError):
+            if os.lstat(self.path).st_ino == self._inode:
+                os.unlink(self.path)
+
+    def _discard(self) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self._temporary)
+
+
+def _refuse_if_served(path: str) -> None:
+    """Raise BadInput when the name is taken by something other than a socket that nobody listens on."""
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise BadInput(f"cannot listen: {error.strerror or error}", where=path) from None
+    if not stat.S_ISSOCK(mode):
+        raise BadInput("cannot listen: there is something else than a socket", where=path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1)
+        try:
+            probe.connect(path)
+        except OSError as error:
+            if error.errno in (errno.ECONNREFUSED, errno.ENOENT):
+                return
+            raise BadInput(f"cannot listen: {error.strerror or error}", where=path) from None
+    raise BadInput("another process serves this socket", where=path, hint="give another --socket, or end that process")
+
+
+# --- the calls -------------------------------------------------------------------------------------------------
+
+
+class _Calls:
+    """Answers domains; loads what that needs once, beside the serving of Info."""
+
+    def __init__(self, settings: Settings):
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._answer: Callable[[bytes, bytes], Answer] | None = None
+
+    def load(self) -> None:
+        """Import the pipeline and what reads the host; does it once, also when calls come first."""
+        with self._lock:
+            if self._answer is None:
+                from pcinuma.hook_calls import answer
+
+                settings, host = self._settings, self._settings.host()
+                self._answer = lambda domain, vmi: answer(domain, vmi, settings.defaults, host)
+
+    def define(self, domain: bytes, vmi: bytes, event: str) -> bytes:
+        """The domain to use. Raises RpcError with the contract's codes; logs one line either way."""
+        started = time.monotonic()
+        self._settings.log.whole("given", domain)
+        try:
+            self.load()
+        except PcinumaError as error:
+            self._settings.log.write("error", event, {"error": str(error)})
+            raise RpcError(FAILED_PRECONDITION, f"pcinuma: error: {error}") from None
+        assert self._answer is not None
+        answer = self._answer(domain, vmi)
+        spent = round((time.monotonic() - started) * 1000, 1)
+        self._settings.log.write(answer.level, event, {**answer.record, "milliseconds": spent})
+        if answer.xml is None:
+            assert answer.error is not None
+            raise RpcError(_code(answer.error), str(answer.record["error"]))
+        self._settings.log.whole("answered", answer.xml)
+        return answer.xml
+
+
+def _code(error: PcinumaError) -> int:
+    """The gRPC status of an error (the contract, Hook)."""
+    if isinstance(error, (PolicyNotMet, HostUnreadable)):
+        return FAILED_PRECONDITION
+    return INVALID_ARGUMENT if isinstance(error, BadInput) else INTERNAL
+
+
+def _handlers(settings: Settings, calls: _Calls, end: Callable[[], None]) -> dict[str, Handler]:
+    """Every method by its path. The protocol's modules are loaded with the first call of their version."""
+    from importlib import import_module
+
+    def module(name: str) -> Any:
+        return import_module(f"pcinuma.protocol.{name}_pb2")
+
+    def info(request: bytes) -> bytes:
+        messages = module("info")
+        _parsed(messages.InfoParams, request)
+        points = [messages.HookPoint(name=point, priority=0) for point in ("OnDefineDomain", "Shutdown")]
+        answer: bytes = messages.InfoResult(
+            name=NAME, hookPoints=points, versions=settings.versions
+        ).SerializeToString()
+        return answer
+
+    def on_define_domain(version: str) -> Handler:
+        def call(request: bytes) -> bytes:
+            messages = module(version)
+            params = _parsed(messages.OnDefineDomainParams, request)
+            xml = calls.define(params.domainXML, params.vmi, "OnDefineDomain")
+            answer: bytes = messages.OnDefineDomainResult(domainXML=xml).SerializeToString()
+            return answer
+
+        return call
+
+    def pre_cloud_init_iso(version: str) -> Handler:
+        def call(request: bytes) -> bytes:
+            messages = module(version)
+            params = _parsed(messages.PreCloudInitIsoParams, request)
+            answer: bytes = messages.PreCloudInitIsoResult(
+                cloudInitNoCloudSource=params.cloudInitNoCloudSource, cloudInitData=params.cloudInitData
+            ).SerializeToString()
+            return answer
+
+        return call
+
+    def shutdown(request: bytes) -> bytes:
+        messages = module("v1alpha3")
+        _parsed(messages.ShutdownParams, request)
+        settings.log.write("info", "Shutdown", {})
+        threading.Timer(0.05, end).start()  # after the answer is on its way
+        answer: bytes = messages.ShutdownResult().SerializeToString()
+        return answer
+
+    def mutate_domain(request: bytes) -> bytes:
+        messages = module("plugins_v1alpha1")
+        params = _parsed(messages.MutateDomainRequest, request)
+        if params.domain_type != "libvirt":
+            raise RpcError(
+                INVALID_ARGUMENT, f"pcinuma: error: domain type {one_line(params.domain_type, 80)!r} is not libvirt"
+            )
+        context = params.sidecar_context.invocation_context
+        xml = calls.define(params.domain, params.vmi, f"MutateDomain {one_line(context, 40)}".rstrip())
+        answer: bytes = messages.MutateDomainResponse(domain=xml).SerializeToString()
+        return answer
+
+    handlers: dict[str, Handler] = {"/kubevirt.hooks.info.Info/Info": info}
+    for version in VERSIONS:
+        handlers[f"/kubevirt.hooks.{version}.Callbacks/OnDefineDomain"] = on_define_domain(version)
+    for version in VERSIONS[1:]:
+        handlers[f"/kubevirt.hooks.{version}.Callbacks/PreCloudInitIso"] = pre_cloud_init_iso(version)
+    handlers["/kubevirt.hooks.v1alpha3.Callbacks/Shutdown"] = shutdown
+    handlers["/kubevirt.hooks.plugins.v1alpha1.DomainHookService/MutateDomain"] = mutate_domain
+    return handlers
+
+
+def _parsed(message: Any, data: bytes) -> Any:
+    try:
+        return message.FromString(data)
+    except Exception as error:  # noqa: BLE001 - protobuf's DecodeError, without importing its module for the name
+        raise RpcError(INVALID_ARGUMENT, f"pcinuma: error: not a {message.DESCRIPTOR.name}: {error}") from None

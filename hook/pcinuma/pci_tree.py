@@ -1,0 +1,101 @@
+"""What a domain's PCI tree is now: which expander is above what, what the guest will call it, what it all takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pcinuma.model import MAX_BUS, Device, Domain, PciAddress, PciController
+
+SPARE_PORTS = 16
+"""Root ports that KubeVirt may still append for hotplug (its hotplug ports, at most 16, take a bus each)."""
+
+AUTOMATIC_BUSES = 2
+"""An expander without busNr gets the two numbers below the lowest in use (libvirt qemuDomainAddressFindNewBusNr)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the rest of the domain takes, as if no controller of ours were there.
+
+    ``highest_index`` is the highest controller index in use, ``root_buses`` how many bus numbers the root bus and
+    everything below it may come to need, ``blocks`` the bus ranges (first, count) of other expanders with a busNr,
+    ``automatic`` the number of expanders without.
+    """
+
+    highest_index: int
+    root_buses: int
+    blocks: tuple[tuple[int, int], ...]
+    automatic: int
+
+
+def surroundings(domain: Domain, placed: Iterable[Device], detached: Iterable[Device] = ()) -> Surroundings:
+    """What stays of the domain when the devices in ``placed`` and our controllers are taken away."""
+    gone = {device.element for device in placed}
+    loose = {device.element for device in detached}
+    staying = [device for device in domain.devices if device.element not in gone]
+    foreign = [controller for controller in domain.controllers if not controller.is_ours]
+    addresses = [other.address for other in domain.others]
+    addresses += [None if device.element in loose else device.address for device in staying]
+    addresses += [controller.address for controller in foreign]
+    used = [address.bus for address in addresses if address is not None]
+    highest = max(used + [controller.index or 0 for controller in foreign], default=0)
+    roots = {controller.index: controller for controller in foreign if controller.is_expander}
+    below: dict[int | None, list[int]] = {index: [] for index in roots}
+    for controller in foreign:
+        top = expander_above(controller, foreign)
+        if top is not None and top is not controller and controller.index is not None:
+            below[top.index].append(controller.index)
+    under = sum(map(len, below.values())) + len(roots)
+    unaddressed = sum(address is None for address in addresses[: len(domain.others) + len(staying)])
+    return Surroundings(
+        highest_index=highest,
+        root_buses=1 + highest - under + unaddressed + SPARE_PORTS,
+        blocks=tuple(
+            (controller.bus_nr, 1 + len(below[index]))
+            for index, controller in roots.items()
+            if controller.bus_nr is not None
+        ),
+        automatic=sum(controller.bus_nr is None for controller in roots.values()),
+    )
+
+
+def expander_above(controller: PciController, controllers: Sequence[PciController]) -> PciController | None:
+    """The expander that the controller is or lies below; None on the root bus or where the way up is broken."""
+    by_index = {other.index: other for other in controllers if other.index is not None}
+    at: PciController | None = controller
+    for _ in range(len(controllers)):
+        if at is None or at.is_expander:
+            return at
+        at = by_index.get(at.address.bus) if at.address is not None and at.address.bus else None
+    return None
+
+
+def predicted_bdf(address: PciAddress, domain: Domain) -> PciAddress | None:
+    """What Linux in the guest calls a guest address; None where firmware may decide otherwise.
+
+    Bus 0 is bus 0. Below an expander with a busNr firmware numbers the buses upwards from it, in the order of slots
+    and functions, each bridge's own buses right after it. The rest of the root bus depends on what libvirt adds.
+    """
+    if address.bus == 0:
+        return address
+    by_index = {controller.index: controller for controller in domain.controllers}
+    at = by_index.get(address.bus)
+    expander = expander_above(at, domain.controllers) if at is not None else None
+    if at is None or expander is None or expander.bus_nr is None or at is expander:
+        return None
+    below: dict[int, list[tuple[int, int, PciController]]] = {}
+    for controller in domain.controllers:
+        if (place := controller.address) is not None:
+            below.setdefault(place.bus, []).append((place.slot, place.function, controller))
+    limit = min((c.bus_nr for c in domain.controllers if c.bus_nr and c.bus_nr > expander.bus_nr), default=MAX_BUS + 1)
+    stack = [expander]
+    for number in range(expander.bus_nr, limit):
+        bridge = stack.pop()
+        if bridge is at:
+            return PciAddress(0, number, address.slot, address.function)
+        children = sorted(below.get(bridge.index or 0, []), key=lambda child: child[:2], reverse=True)
+        stack += [child for _, _, child in children]
+        if not stack:
+            break
+    return None
