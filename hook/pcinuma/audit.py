@@ -116,10 +116,12 @@ def _says_where(address: Element) -> bool:
 
 
 def _c_number(text: str | None) -> int:
-    text = (text or "0").strip().lower().removeprefix("+")
-    if text.startswith("0x"):
-        return int(text, 16)
-    return int(text, 8) if text.startswith("0") and text != "0" else int(text)
+    if text is None:
+        return 0
+    try:
+        return int(text, 0)
+    except ValueError:
+        return int(text, 8)  # C's octal, 010
 
 
 def _error(code: str, message: str, part: Part | None = None, hint: str | None = None) -> Finding:

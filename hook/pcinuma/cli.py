@@ -108,8 +108,7 @@ def _hook(parsed: argparse.Namespace) -> int:
     if parsed.hook_version is not None and parsed.hook_version not in hook_server.VERSIONS:
         what = f"version cannot be {parsed.hook_version!r}"
         raise BadOption(what, where="--version", hint=f"one of: {', '.join(hook_server.VERSIONS)}")
-    recorded = parsed.host is not None or parsed.sysfs is not None
-    reader = host_of(parsed) if recorded else None
+    reader = host_of(parsed) if parsed.host is not None else None  # a bad record is told now, not at the first call
     return hook_server.serve(
         hook_server.Settings(
             socket=parsed.socket or hook_server.new_socket_name(os.environ.get("CONTAINER_NAME")),

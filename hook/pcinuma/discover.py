@@ -18,9 +18,15 @@ from pcinuma.model import Bar, CpuSet, HostFunction, HostNode, HostQuery, HostTo
 ReadHost = Callable[[HostQuery], HostTopology]
 """How the pipeline asks for the host."""
 
-FUNCTION_ATTRIBUTES = ("numa_node", "class", "vendor", "device", "resource")
-LINK_ATTRIBUTES = ("current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
-LINKS = ("physfn", "iommu_group", "driver")
+PLACING = (("numa_node",), ("physfn",))
+"""The attributes and the links of a function that placing it needs."""
+
+_LINK_SPEED = ("current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
+DETAILS = (
+    ("numa_node", "class", "vendor", "device", "resource", *_LINK_SPEED),
+    ("physfn", "iommu_group", "driver"),
+)
+"""All that is read of a function."""
 
 MAX_NODE = 1023  # Linux has at most 2^10 nodes (NODES_SHIFT)
 _MAX_READ = 65536
@@ -86,7 +92,7 @@ class RecordedTree:
         return self._resolve("bus", "mdev", "devices", uuid)
 
     def node_paths(self) -> Mapping[int, str]:
-        base = os.path.join(self._root, "devices", "system", "node")
+        base = self._resolve("devices", "system", "node") or ""
         numbers = (re.fullmatch(r"node([0-9]{1,4})", name) for name in _listed(base))
         return {int(match[1]): os.path.join(base, match[0]) for match in numbers if match}
 
@@ -98,8 +104,7 @@ class RecordedTree:
         return _listed(os.path.join(self._root, "bus", "mdev", "devices"))
 
     def attribute(self, path: str, name: str) -> str | None:
-        file = os.path.join(path, name)
-        return _read(file) if self._is_inside(file) else None
+        return _read(os.path.join(path, name))
 
     def link(self, path: str, name: str) -> str | None:
         return _link_name(path, name)
@@ -170,10 +175,16 @@ def _listed(directory: str) -> list[str]:
 
 def _read(path: str) -> str | None:
     try:
-        with open(path, "rb") as file:
-            return file.read(_MAX_READ).decode("utf-8", "replace").strip()
+        # an attribute is never a link: one in a recorded tree leads to this machine, which was not recorded
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return None
+    try:
+        return os.read(file, _MAX_READ).decode("utf-8", "replace").strip()
+    except OSError:
+        return None
+    finally:
+        os.close(file)
 
 
 def _link_name(path: str, name: str) -> str | None:
@@ -205,11 +216,12 @@ def read(tree: SysTree, query: HostQuery) -> HostTopology:
         if parent is not None:
             parents[uuid] = parent
     records: dict[PciAddress, FunctionRecord] = {}
+    attribute_names, link_names = DETAILS if query.details else PLACING
     for address in sorted(query.functions | set(parents.values())):
         path = tree.function_path(address)
         if path is not None:
-            attributes = {name: tree.attribute(path, name) for name in FUNCTION_ATTRIBUTES + LINK_ATTRIBUTES}
-            records[address] = FunctionRecord(path, attributes, {name: tree.link(path, name) for name in LINKS})
+            attributes = {name: tree.attribute(path, name) for name in attribute_names}
+            records[address] = FunctionRecord(path, attributes, {name: tree.link(path, name) for name in link_names})
     nodes = [
         NodeRecord(number, *(tree.attribute(path, name) for name in ("cpulist", "distance", "meminfo")))
         for number, path in sorted(tree.node_paths().items())

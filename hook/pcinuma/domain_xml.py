@@ -118,7 +118,7 @@ def load(data: bytes, where: str = "domain XML") -> Document:
         raise BadInput("the domain XML is empty", where=where)
     if len(data) > MAX_BYTES:
         raise BadInput(f"the domain XML is larger than {MAX_BYTES // 2**20} MiB", where=where)
-    encoding = _encoding(data, where)
+    encoding = encoding_of(data, where)
     try:
         text = data.decode(encoding)
         exact = text.encode(encoding) == data
@@ -146,7 +146,7 @@ def load(data: bytes, where: str = "domain XML") -> Document:
     return Document(data, text, encoding, root)
 
 
-def _encoding(data: bytes, where: str) -> str:
+def encoding_of(data: bytes, where: str) -> str:
     """The Python codec of the document: its first bytes, then the declaration, then UTF-8 (XML 1.0, 4.3.3)."""
     if data.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, b"<\0\0\0", b"\0\0\0<")):
         raise BadInput("UTF-32 is not supported", where=where, hint="use UTF-8")
@@ -269,8 +269,10 @@ class Editor:
 
     def quote(self, element: int) -> str:
         """The quote character that attributes have from the element on, or had before it."""
-        start = self._document.spans[element].start
-        for match in _MARKUP.finditer(self._text, start):
+        span = self._document.spans[element]
+        if found := _ATTRIBUTE.search(self._text, span.start, span.open_end):
+            return found[4][0]
+        for match in _MARKUP.finditer(self._text, span.open_end):
             if found := _ATTRIBUTE.search(match[0]) if match["open"] else None:
                 return found[4][0]
         for span in reversed(self._document.spans[:element]):

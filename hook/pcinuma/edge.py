@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,6 +31,8 @@ def guarded(run: Callable[[], int], *, debug: bool) -> int:
         return INTERRUPTED
     except Exception as error:
         if debug:
+            import traceback  # only here: a sidecar starts without it
+
             traceback.print_exc()
         known = _as_ours(error)
         complain(known)

@@ -13,7 +13,6 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
-from urllib.parse import quote
 
 import h2.config
 import h2.connection
@@ -238,7 +237,7 @@ class _Connection:
         if error is not None:
             status = [
                 ("grpc-status", str(error.code)),
-                ("grpc-message", quote(error.message[:4000], safe=" !'()*:;,/=@<>")),
+                ("grpc-message", _percent_encoded(error.message[:4000])),
             ]
             self._h2.send_headers(stream, head + status, end_stream=True)
             self._flush()
@@ -275,3 +274,8 @@ def _message(data: bytes) -> bytes:
     if data[0] != 0:
         raise RpcError(UNIMPLEMENTED, "compressed messages are not taken")
     return data[_PREFIX:]
+
+
+def _percent_encoded(text: str) -> str:
+    """The grpc-message header's form: printable ASCII but % as it is, all else %XX (PROTOCOL-HTTP2, Responses)."""
+    return "".join(chr(b) if 0x20 <= b <= 0x7E and b != 0x25 else f"%{b:02X}" for b in text.encode("utf-8"))

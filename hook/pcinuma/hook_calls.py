@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pcinuma import options as option_sources
 from pcinuma import report
-from pcinuma.domain_xml import load
+from pcinuma.domain_xml import encoding_of
 from pcinuma.errors import BadInput, HostUnreadable, PcinumaError, PolicyNotMet
 from pcinuma.model import HostQuery, HostTopology, Options
 from pcinuma.pipeline import Result, transform
@@ -106,8 +106,8 @@ def _failed(error: PcinumaError, name: Mapping[str, str | None], found: Mapping[
 
 def as_utf8(xml: bytes) -> bytes:
     """The domain in UTF-8, its declaration saying so: virt-launcher refuses any other. UTF-8 comes back as it is."""
-    document = load(xml)
-    if document.encoding == "utf-8" and not document.text.startswith("\ufeff"):
+    encoding = encoding_of(xml, "the result")
+    text = xml.decode(encoding)
+    if encoding == "utf-8" and not text.startswith("\ufeff"):
         return xml
-    text = _DECLARATION.sub(r"\1\2UTF-8\2", document.text, count=1)
-    return text.removeprefix("\ufeff").encode("utf-8")
+    return _DECLARATION.sub(r"\1\2UTF-8\2", text, count=1).removeprefix("\ufeff").encode("utf-8")

@@ -1,7 +1,7 @@
 """``pcinuma hook``: the sidecar's life. Sockets that appear when calls are answered, and a clean end.
 
 virt-launcher allows Info one second and no second try, so what a call needs but Info does not (lxml, udev, the
-pipeline) is loaded after the sockets are there, in a thread of its own, and a call waits for that.
+pipeline) is loaded after Info has been answered, in a thread of its own; a call that comes earlier waits for that.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import errno
 import json
 import os
-import secrets
 import signal
 import socket
 import stat
@@ -108,7 +107,6 @@ def serve(settings: Settings) -> int:
         for bound, _ in servers:
             bound.publish()
             settings.log.write("info", "ready", {"socket": bound.path})
-        threading.Thread(target=calls.load, daemon=True).start()
         ending.wait()
         return 0
     finally:
@@ -127,7 +125,7 @@ def new_socket_name(container: str | None, folder: str = SOCKET_FOLDER) -> str:
     A container that starts again takes its old name again, so that no dead socket is left behind.
     """
     kept = "".join(c for c in container or "" if c.isalnum() or c in "-_.")[:60]
-    return os.path.join(folder, f"{NAME}-{kept or secrets.token_hex(4)}.sock")
+    return os.path.join(folder, f"{NAME}-{kept or os.urandom(4).hex()}.sock")
 
 
 # --- the socket ------------------------------------------------------------------------------------------------
@@ -138,7 +136,7 @@ class _Socket:
 
     def __init__(self, path: str):
         self.path = path
-        self._temporary = os.path.join(os.path.dirname(path) or ".", f".{secrets.token_hex(4)}")
+        self._temporary = os.path.join(os.path.dirname(path) or ".", f".{os.urandom(4).hex()}")
         self._inode: int | None = None
         _refuse_if_served(path)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -219,6 +217,11 @@ class _Calls:
                 settings, host = self._settings, self._settings.host()
                 self._answer = lambda domain, vmi: answer(domain, vmi, settings.defaults, host)
 
+    def load_quietly(self) -> None:
+        """Load ahead of the first call; what goes wrong is told when that comes."""
+        with contextlib.suppress(PcinumaError):
+            self.load()
+
     def define(self, domain: bytes, vmi: bytes, event: str) -> bytes:
         """The domain to use. Raises RpcError with the contract's codes; logs one line either way."""
         started = time.monotonic()
@@ -257,9 +260,9 @@ def _handlers(settings: Settings, calls: _Calls, end: Callable[[], None]) -> dic
         messages = module("info")
         _parsed(messages.InfoParams, request)
         points = [messages.HookPoint(name=point, priority=0) for point in ("OnDefineDomain", "Shutdown")]
-        answer: bytes = messages.InfoResult(
-            name=NAME, hookPoints=points, versions=settings.versions
-        ).SerializeToString()
+        result = messages.InfoResult(name=NAME, hookPoints=points, versions=settings.versions)
+        _later(calls.load_quietly)
+        answer: bytes = result.SerializeToString()
         return answer
 
     def on_define_domain(version: str) -> Handler:
@@ -287,7 +290,7 @@ def _handlers(settings: Settings, calls: _Calls, end: Callable[[], None]) -> dic
         messages = module("v1alpha3")
         _parsed(messages.ShutdownParams, request)
         settings.log.write("info", "Shutdown", {})
-        threading.Timer(0.05, end).start()  # after the answer is on its way
+        _later(end)
         answer: bytes = messages.ShutdownResult().SerializeToString()
         return answer
 
@@ -311,6 +314,13 @@ def _handlers(settings: Settings, calls: _Calls, end: Callable[[], None]) -> dic
     handlers["/kubevirt.hooks.v1alpha3.Callbacks/Shutdown"] = shutdown
     handlers["/kubevirt.hooks.plugins.v1alpha1.DomainHookService/MutateDomain"] = mutate_domain
     return handlers
+
+
+def _later(do: Callable[[], None]) -> None:
+    """Do it when the answer to the call in hand is on its way."""
+    timer = threading.Timer(0.03, do)
+    timer.daemon = True
+    timer.start()
 
 
 def _parsed(message: Any, data: bytes) -> Any:

@@ -198,10 +198,14 @@ class Domain:
 
 @dataclass(frozen=True, slots=True)
 class HostQuery:
-    """What a domain asks of the host: PCI functions by BDF and mediated devices by UUID, nothing else."""
+    """What is asked of the host: PCI functions by BDF and mediated devices by UUID, nothing else.
+
+    Without ``details`` only what placing them needs is read: their node, their place in the tree and their PF.
+    """
 
     functions: frozenset[PciAddress] = frozenset()
     mdevs: frozenset[str] = frozenset()
+    details: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pcinuma.errors import BadInput, BadOption
-from pcinuma.model import Options
+
+if TYPE_CHECKING:
+    from pcinuma.model import Options
 
 ANNOTATION_PREFIX = "pcinuma.vm.kubevirt.io/"
 MAX_BYTES = 4 * 1024 * 1024
@@ -30,6 +32,8 @@ def resolve(
     defaults: Mapping[str, str] | None = None,
 ) -> Options:
     """The options of one run. Values are checked where they come from: flags and annotations here, files on loading."""
+    from pcinuma.model import Options  # the sidecar builds its parser from CHOICES before it needs any of this
+
     chosen: dict[str, str] = dict(defaults or {})
     chosen.update(annotations or {})
     for name, value in flags.items():

@@ -37,6 +37,7 @@ def host_query(domain: Domain, options: Options) -> HostQuery | None:
     return HostQuery(
         functions=frozenset(device.source for device in domain.devices if device.source is not None),
         mdevs=frozenset(device.uuid for device in domain.devices if device.uuid is not None),
+        details=False,
     )
 
 

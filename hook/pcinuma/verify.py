@@ -76,10 +76,7 @@ def _alias(element: Element) -> str | None:
 
 def _address(element: Element | None) -> PciAddress | None:
     address = find(element, "address")
-    if address is None:
-        return None
-    values = (attribute(address, name) or "0" for name in ("domain", "bus", "slot", "function"))
-    return PciAddress(*(_number(value) for value in values))
+    return None if address is None else _numbers(address)
 
 
 def _source(element: Element) -> str | None:
@@ -89,17 +86,21 @@ def _source(element: Element) -> str | None:
     if (uuid := attribute(address, "uuid")) is not None:
         bare = uuid.strip().replace("-", "").lower()
         return "-".join((bare[:8], bare[8:12], bare[12:16], bare[16:20], bare[20:]))
-    values = (attribute(address, name) or "0" for name in ("domain", "bus", "slot", "function"))
     try:
-        return str(PciAddress(*(_number(value) for value in values)))
+        return str(_numbers(address))
     except ValueError:
         return None  # an ordinary interface's source may hold an address of another kind
 
 
+def _numbers(address: Element) -> PciAddress:
+    return PciAddress(*[_number(address.get(name, "0")) for name in ("domain", "bus", "slot", "function")])
+
+
 def _number(text: str) -> int:
-    text = text.strip().removeprefix("+")
-    octal = len(text) > 1 and text[0] == "0" and text[1] in "01234567"
-    return int(text, 8 if octal else 0)
+    try:
+        return int(text, 0)
+    except ValueError:
+        return int(text, 8)  # C's octal has no o: 010
 
 
 # --- nothing else changed --------------------------------------------------------------------------------------
@@ -131,32 +132,32 @@ def _outline(root: Element, free: set[Element] | None) -> list[tuple[Entry, bool
     stack: list[Element] = [root]
     while stack:
         node = stack.pop()
-        if isinstance(node.tag, str) and _is_ours(node):
+        tag = node.tag
+        if tag == "controller" and _is_ours(node):
             continue
-        if isinstance(node.tag, str) and node.tag in ("hostdev", "interface"):
+        if tag in ("hostdev", "interface"):
             found.append((_flat(node), free is not None and node in free))
             continue
         found.append(([*_said(node)], False))
-        stack.extend(reversed(node))
+        if len(node):
+            stack.extend(reversed(node))
     return found
 
 
 def _flat(element: Element) -> Entry:
-    return [(depth, *_said(node)) for depth, node in _walk(element)]
-
-
-def _walk(element: Element) -> Iterator[tuple[int, Element]]:
+    found: Entry = []
     stack = [(0, element)]
     while stack:
         depth, node = stack.pop()
-        yield depth, node
-        stack.extend((depth + 1, child) for child in reversed(node))
+        found.append((depth, *_said(node)))
+        if len(node):
+            stack.extend((depth + 1, child) for child in reversed(node))
+    return found
 
 
 def _said(node: Element) -> tuple[object, ...]:
-    attributes = tuple(node.attrib.items()) if isinstance(node.tag, str) else ()
-    tail = (node.tail or "").strip() if node.getparent() is not None else ""
-    return (str(node.tag), attributes, (node.text or "").strip(), tail)
+    """What a node says besides its children: a comment's or a processing instruction's tag is a function."""
+    return (str(node.tag), tuple(node.items()), (node.text or "").strip(), (node.tail or "").strip())
 
 
 def _without_address(entry: Entry) -> Entry:
