@@ -17,7 +17,8 @@ lint: $(VENV)/.dev
 	$(VENV)/bin/lint-imports --no-cache
 
 bench: $(VENV)/.dev
-	$(VENV)/bin/python bench/transform.py
+	$(VENV)/bin/python -m bench.transform
+	$(VENV)/bin/python -m bench.hook
 
 # Writes what the golden cases say now; look at every line of the diff before committing it.
 golden: $(VENV)/.dev

@@ -109,7 +109,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     what = {
         "policy": "what happens to devices that do not fit their own cell (default: best-effort)",
-        "group-by": "what shares an expander (default: numa, one per cell)",
+        "group-by": "what shares an expander: a cell (numa, default), or of a cell what is below one host root complex",
         "unmapped": "what to do with a device whose host node is of no cell (default: leave)",
         "addressed": "whether a device that has a guest address keeps it (default: keep)",
     }

@@ -22,10 +22,14 @@ from pcinuma.pci_tree import AUTOMATIC_BUSES, Surroundings
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A device to place: its cell, the host BDF that orders it, and whether it is a virtual function."""
+    """A device to place: its cell, what it shares an expander with, the host BDF that orders it, whether it is a VF.
+
+    ``group`` is what the expander's alias says it is for: ``cell0``, or ``cell0-pci0000-40``.
+    """
 
     device: Device
     cell: int
+    group: str
     source: PciAddress
     is_vf: bool
 
@@ -38,11 +42,8 @@ def lay_out(
     Groups ascend by their lowest host BDF, devices by host BDF; indexes follow from the highest in use + 1; bus
     numbers ascend, the last block ends at 255 or below another expander's block.
     """
-    groups: dict[int, list[Candidate]] = {}
-    for candidate in sorted(candidates, key=lambda c: (c.source, c.device.element)):
-        groups.setdefault(candidate.cell, []).append(candidate)
-    port_sets = {cell: _port_sets(members) for cell, members in groups.items()}
-    sizes = [1 + len(sets) for sets in port_sets.values()]
+    groups = _groups(candidates)
+    sizes = [1 + len(sets) for sets in groups.values()]
     first = _first_bus(sum(sizes), around)
     last_index = around.highest_index + sum(sizes)
     if first is None or last_index > MAX_BUS:
@@ -50,9 +51,10 @@ def lay_out(
     names = _Names(taken)
     index, bus_nr = around.highest_index + 1, first
     expanders = []
-    for cell, sets in port_sets.items():
+    for group, sets in groups.items():
         ports = _ports(sets, index + 1, names)
-        expanders.append(PlannedExpander(names.unique(f"{ALIAS_PREFIX}cell{cell}"), index, bus_nr, cell, ports))
+        cell = sets[0][0].cell
+        expanders.append(PlannedExpander(names.unique(ALIAS_PREFIX + group), index, bus_nr, cell, ports))
         index += 1 + len(sets)
         bus_nr += 1 + len(sets)
     return tuple(expanders)
@@ -60,10 +62,9 @@ def lay_out(
 
 def buses_needed(candidates: Sequence[Candidate], around: Surroundings) -> int:
     """How many bus numbers the whole guest would need with the candidates placed."""
-    cells = {candidate.cell for candidate in candidates}
-    ports = sum(len(_port_sets([c for c in candidates if c.cell == cell])) for cell in cells)
+    ours = sum(1 + len(sets) for sets in _groups(candidates).values())
     others = sum(count for _, count in around.blocks) + AUTOMATIC_BUSES * around.automatic
-    return around.root_buses + others + len(cells) + ports
+    return around.root_buses + others + ours
 
 
 def reuse(
@@ -109,6 +110,14 @@ def _well_shaped(wanted: tuple[PlannedExpander, ...], ours: list[PciController],
     indexes = {controller.index for controller in ours}
     guests = [other.address for other in domain.others] + [c.address for c in domain.controllers if not c.is_ours]
     return not any(address is not None and address.bus in indexes for address in guests)
+
+
+def _groups(candidates: Sequence[Candidate]) -> dict[str, list[list[Candidate]]]:
+    """The candidates by group and port, groups by their lowest host BDF, ports by theirs."""
+    groups: dict[str, list[Candidate]] = {}
+    for candidate in sorted(candidates, key=lambda c: (c.source, c.device.element)):
+        groups.setdefault(candidate.group, []).append(candidate)
+    return {group: _port_sets(members) for group, members in groups.items()}
 
 
 def _port_sets(members: Sequence[Candidate]) -> list[list[Candidate]]:

@@ -17,7 +17,7 @@ MAX_EXPANDED = 1_000_000
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "policy": ("none", "best-effort", "restricted", "single-numa-node"),
-    "group-by": ("numa",),
+    "group-by": ("numa", "root-complex"),
     "unmapped": ("leave", "nearest"),
     "addressed": ("keep", "move"),
 }

@@ -11,6 +11,7 @@ from pcinuma.model import (
     Device,
     Domain,
     Finding,
+    HostFunction,
     HostQuery,
     HostTopology,
     Options,
@@ -60,7 +61,7 @@ def plan(domain: Domain, host: HostTopology | None, options: Options) -> Plan:
         placements = _with_addresses(placements, (), domain)
         return _judged(Plan(placements=tuple(placements), cell_nodes=cells.nodes_of), options, cells)
     placements = [_place(device, domain, host, cells, options) for device in domain.devices]
-    expanders, placements = _laid_out(domain, host, placements)
+    expanders, placements = _laid_out(domain, host, placements, options)
     expanders, drop = reuse(expanders, domain)
     placements = _with_addresses(placements, expanders, domain)
     on_port = {attached.device.element for e in expanders for port in e.ports for attached in port.attachments}
@@ -163,10 +164,10 @@ def _came_after_ours(address: PciAddress, domain: Domain) -> bool:
 
 
 def _laid_out(
-    domain: Domain, host: HostTopology, placements: Sequence[Placement]
+    domain: Domain, host: HostTopology, placements: Sequence[Placement], options: Options
 ) -> tuple[tuple[PlannedExpander, ...], list[Placement]]:
     candidates = [
-        Candidate(p.device, p.cell, p.source, host.functions[p.source].physfn is not None)
+        _candidate(p.device, p.cell, host.functions[p.source], options)
         for p in placements
         if p.kind in ("placed", "approximate") and p.cell is not None and p.source is not None
     ]
@@ -189,6 +190,13 @@ def _laid_out(
         for p in placements
     ]
     return (), left
+
+
+def _candidate(device: Device, cell: int, function: HostFunction, options: Options) -> Candidate:
+    group = f"cell{cell}"
+    if options.group_by == "root-complex" and function.root_complex is not None:
+        group += f"-{function.root_complex.replace(':', '-')}"
+    return Candidate(device, cell, group, function.address, function.physfn is not None)
 
 
 def _with_addresses(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from pcinuma.errors import one_line
-from pcinuma.model import Device, Domain, Finding, Placement, Report
+from pcinuma.model import ALIAS_PREFIX, Device, Domain, Finding, Placement, Report
 from pcinuma.options import as_mapping
 from pcinuma.pci_tree import expander_above
 
@@ -124,7 +124,8 @@ def _after(report: Report) -> list[Branch]:
             for attached in port.attachments:
                 shown.add(attached.device.element)
                 leaves.append((_leaf(attached.device, placements[attached.device.element], after=True), expander.cell))
-        title = f"{_expander_title(expander.index, expander.cell)}, busNr {expander.bus_nr:#x}"
+        what = expander.alias.removeprefix(ALIAS_PREFIX)
+        title = f"{_expander_title(expander.index, expander.cell)}, busNr {expander.bus_nr:#x} ({what})"
         branches.append((title, expander.cell, leaves))
     rest = [p for p in plan.placements if p.device.element not in shown]
     if rest:

@@ -231,3 +231,25 @@ def test_a_stale_set_is_repaired() -> None:
     view = boot(result.xml.decode())
     agree(view, result)
     assert seen(view) == {"ua-gpu-a": ("0000:fd:00.0", 0), "ua-gpu-b": ("0000:ff:00.0", 1)}
+
+
+def test_an_expander_for_each_root_complex() -> None:
+    """Two root complexes on host node 0, one on node 1: the guest sees which devices share a host bridge."""
+    result = transformed(
+        (EXAMPLE / "domain.xml").read_text(), hosts.from_file(EXAMPLE / "host.json"), Options(group_by="root-complex")
+    )
+    view = boot(result.xml.decode())
+    agree(view, result)
+    # by hand: 3 + 2 + 2 bus numbers for cell 0's pci0000:15, :37, :59, then 3 + 2 for cell 1's :95, :b7; the last is 255
+    assert seen(view) == {
+        "ua-gpu-gpu0": ("0000:f5:00.0", 0),
+        "ua-hostdevice-ib0": ("0000:f6:00.0", 0),
+        "ua-gpu-gpu1": ("0000:f8:00.0", 0),
+        "ua-sriov-storage": ("0000:fa:00.0", 0),
+        "ua-gpu-gpu2": ("0000:fc:00.0", 1),
+        "ua-hostdevice-ib1": ("0000:fd:00.0", 1),
+        "ua-gpu-gpu3": ("0000:ff:00.0", 1),
+    }
+    # the guest's sysfs path begins with the root bus: what shares one shares a host bridge on the host
+    roots = {alias: view.pci[device.bdf].path.split("/")[3] for alias, device in view.devices.items()}
+    assert roots["ua-gpu-gpu0"] == roots["ua-hostdevice-ib0"] != roots["ua-gpu-gpu1"]

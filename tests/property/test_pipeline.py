@@ -60,7 +60,10 @@ def topologies(draw: st.DrawFn) -> HostTopology:
     for address in draw(st.lists(bdfs, max_size=14, unique=True)):
         node = draw(st.sampled_from([*ids, *ids, *ids, None]))
         physfn = PciAddress(address.domain, address.bus, 0, 0) if draw(st.integers(0, 4)) == 0 else None
-        functions[address] = HostFunction(address, node, None if node is not None else "unknown", physfn=physfn)
+        complex_ = draw(st.sampled_from([None, "pci0000:00", "pci0000:80"]))
+        functions[address] = HostFunction(
+            address, node, None if node is not None else "unknown", root_complex=complex_, physfn=physfn
+        )
     return HostTopology(nodes, functions)
 
 
@@ -99,6 +102,7 @@ def cases(draw: st.DrawFn) -> Case:
     lines += [" </devices>", "</domain>"]
     options = Options(
         policy=draw(st.sampled_from(["none", "best-effort", "best-effort", "restricted", "single-numa-node"])),
+        group_by=draw(st.sampled_from(["numa", "root-complex"])),
         unmapped=draw(st.sampled_from(["leave", "nearest"])),
         addressed=draw(st.sampled_from(["keep", "move"])),
     )
