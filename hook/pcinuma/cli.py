@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -85,8 +86,10 @@ def _check(parsed: argparse.Namespace) -> int:
 
     data, where = _domain(parsed)
     findings = check.check(data, _options(parsed), host_of(parsed), where=where)
+    content = {"version": report.VERSION, "findings": [report.finding_dict(finding) for finding in findings]}
+    _write_report(parsed, content)
     if parsed.json:
-        text = _json({"version": report.VERSION, "findings": [report.finding_dict(finding) for finding in findings]})
+        text = _json(content)
     else:
         lines = [report.finding_line(finding) for finding in findings] or ["nothing found"]
         text = "\n".join(lines) + "\n"
@@ -108,6 +111,8 @@ def _hook(parsed: argparse.Namespace) -> int:
     if parsed.hook_version is not None and parsed.hook_version not in hook_server.VERSIONS:
         what = f"version cannot be {parsed.hook_version!r}"
         raise BadOption(what, where="--version", hint=f"one of: {', '.join(hook_server.VERSIONS)}")
+    if parsed.sysfs is not None and not os.path.isdir(parsed.sysfs):
+        raise BadInput("no such directory", where=parsed.sysfs, hint="--sysfs takes a tree laid out like /sys")
     reader = host_of(parsed) if parsed.host is not None else None  # a bad record is told now, not at the first call
     return hook_server.serve(
         hook_server.Settings(
@@ -159,6 +164,8 @@ def _write_report(parsed: argparse.Namespace, content: dict[str, Any]) -> None:
         raise BadOption(
             "--report takes a file: standard output carries the result alone", hint="pcinuma explain --json"
         )
+    if parsed.report is not None and parsed.report == parsed.output:
+        raise BadOption("-o and --report name one file", where=parsed.report)
     if parsed.report is not None:
         _write(parsed.report, _json(content).encode("utf-8"))
 
@@ -190,7 +197,10 @@ def _replace(path: str, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         if os.path.exists(path):
-            os.chmod(temporary, os.stat(path).st_mode & 0o7777)
+            old = os.stat(path)
+            with contextlib.suppress(OSError):  # only root may give a file away
+                os.chown(temporary, old.st_uid, old.st_gid)
+            os.chmod(temporary, old.st_mode & 0o7777)
         os.replace(temporary, path)
     except BaseException:
         if os.path.exists(temporary):
@@ -279,7 +289,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_inputs(explain)
     explain.add_argument("--json", action="store_true", help="write the report as JSON")
     check = command("check", _check, "audit a domain XML as it stands", _CHECK)
-    _add_inputs(check, report=False)
+    _add_inputs(check)
     check.add_argument("--json", action="store_true", help="write the findings as JSON")
     snapshot = command("snapshot", _snapshot, "record this host's topology as one JSON file", _SNAPSHOT)
     hook = command("hook", _hook, "serve the KubeVirt hook sidecar on a unix socket", _HOOK)
@@ -295,7 +305,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_inputs(parser: argparse.ArgumentParser, *, report: bool = True) -> None:
+def _add_inputs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "domain", nargs="?", default="-", metavar="DOMAIN", help="domain XML; - (default): standard input"
     )
@@ -303,6 +313,5 @@ def _add_inputs(parser: argparse.ArgumentParser, *, report: bool = True) -> None
     add_host(parser)
     add_options(parser)
     parser.add_argument("-o", dest="output", metavar="FILE", help="where the result goes (default: standard output)")
-    if report:
-        parser.add_argument("--report", metavar="FILE", help="where the JSON report goes (default: nowhere)")
-        parser.add_argument("-q", dest="quiet", action="store_true", help="no warnings on standard error")
+    parser.add_argument("--report", metavar="FILE", help="where the JSON report goes (default: nowhere)")
+    parser.add_argument("-q", dest="quiet", action="store_true", help="no warnings on standard error")

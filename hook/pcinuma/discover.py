@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from pcinuma.errors import BadInput, HostUnreadable
@@ -86,7 +87,7 @@ class RecordedTree:
             )
 
     def function_path(self, address: PciAddress) -> str | None:
-        return self._resolve("bus", "pci", "devices", str(address))
+        return self._resolve("bus", "pci", "devices", str(address)) or self._unlinked.get(str(address))
 
     def mdev_path(self, uuid: str) -> str | None:
         return self._resolve("bus", "mdev", "devices", uuid)
@@ -97,8 +98,27 @@ class RecordedTree:
         return {int(match[1]): os.path.join(base, match[0]) for match in numbers if match}
 
     def all_functions(self) -> Iterable[PciAddress]:
-        names = _listed(os.path.join(self._root, "bus", "pci", "devices"))
-        return [PciAddress.parse(name) for name in names if _BDF_NAME.match(name)]
+        names = {*_listed(os.path.join(self._root, "bus", "pci", "devices")), *self._unlinked}
+        return [PciAddress.parse(name) for name in sorted(names) if _BDF_NAME.match(name)]
+
+    @cached_property
+    def _unlinked(self) -> dict[str, str]:
+        """Every function's folder below ``devices/pci*``: a gathered tree may lack the link from ``bus/pci``."""
+        base = os.path.join(self._root, "devices")
+        roots = [os.path.join(base, name) for name in _listed(base) if _ROOT_NAME.match(name)]
+        found: dict[str, str] = {}
+        while roots:
+            folder = roots.pop()
+            for name in _listed(folder):
+                path = os.path.join(folder, name)
+                if (
+                    (_BDF_NAME.match(name) or _ROOT_NAME.match(name))
+                    and os.path.isdir(path)
+                    and not os.path.islink(path)
+                ):
+                    found[name] = path
+                    roots.append(path)
+        return found
 
     def all_mdevs(self) -> Iterable[str]:
         return _listed(os.path.join(self._root, "bus", "mdev", "devices"))
@@ -109,13 +129,10 @@ class RecordedTree:
     def link(self, path: str, name: str) -> str | None:
         return _link_name(path, name)
 
-    def _is_inside(self, path: str) -> bool:
-        """Whether the path leads nowhere but into the tree: beyond it is this machine, not what was recorded."""
-        return os.path.realpath(path).startswith(self._root + os.sep)
-
     def _resolve(self, *parts: str) -> str | None:
-        path = os.path.join(self._root, *parts)
-        return os.path.realpath(path) if self._is_inside(path) and os.path.isdir(path) else None
+        """The real path of a folder of the tree; beyond the tree is this machine, not what was recorded."""
+        real = os.path.realpath(os.path.join(self._root, *parts))
+        return real if real.startswith(self._root + os.sep) and os.path.isdir(real) else None
 
 
 class LiveTree:

@@ -61,8 +61,8 @@ _ROOT_HINTS = {
 class Document:
     """A loaded domain XML: the tree, the exact text, and the way back to the same bytes."""
 
-    def __init__(self, data: bytes, text: str, encoding: str, root: Element):
-        self.data = data
+    def __init__(self, where: str, text: str, encoding: str, root: Element):
+        self.where = where
         self.text = text
         self.encoding = encoding
         self.root = root
@@ -78,7 +78,7 @@ class Document:
 
     def line(self, element: Element) -> str:
         """Where the element is, for a message."""
-        return f"line {element.sourceline}, <{element.tag}>"
+        return f"{self.where}, line {element.sourceline}, <{element.tag}>"
 
     @cached_property
     def spans(self) -> list[Span]:
@@ -134,7 +134,7 @@ def load(data: bytes, where: str = "domain XML") -> Document:
         root = etree.fromstring(data, parser)
     except (etree.XMLSyntaxError, ValueError) as error:
         line = f"{where}, line {error.lineno}" if isinstance(error, etree.XMLSyntaxError) else where
-        raise BadInput(f"not well-formed XML: {one_line(_without_position(str(error)))}", where=line) from None
+        raise BadInput(f"not well-formed XML: {one_line(_without_position(str(error)).strip())}", where=line) from None
     if root.getroottree().docinfo.internalDTD is not None:
         raise BadInput("the domain XML has a DOCTYPE; DTDs and entities are not read", where=where)
     if root.tag != "domain":
@@ -143,7 +143,7 @@ def load(data: bytes, where: str = "domain XML") -> Document:
             where=where,
             hint=_ROOT_HINTS.get(_local(root.tag)),
         )
-    return Document(data, text, encoding, root)
+    return Document(where, text, encoding, root)
 
 
 def encoding_of(data: bytes, where: str) -> str:
@@ -205,6 +205,11 @@ def attribute(element: Element | None, name: str) -> str | None:
 def text_of(element: Element | None) -> str:
     """The element's own text, stripped; empty when the element is absent."""
     return "" if element is None else (element.text or "").strip()
+
+
+def serialized(node: Element) -> bytes:
+    """The node with all below it, as lxml writes it, without what follows it."""
+    return etree.tostring(node, with_tail=False)
 
 
 # --- editing ---------------------------------------------------------------------------------------------------

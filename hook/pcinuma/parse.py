@@ -27,25 +27,14 @@ _NUMBER = re.compile(r"[ \t\r\n]*\+?(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)\Z")
 _DECIMAL = re.compile(r"[ \t\r\n]*\+?([0-9]+)\Z")
 _UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}\Z")
 
-_NEVER_PCI = frozenset(
-    [
-        "audio",
-        "channel",
-        "console",
-        "emulator",
-        "graphics",
-        "hub",
-        "lease",
-        "panic",
-        "parallel",
-        "redirdev",
-        "redirfilter",
-        "serial",
-        "smartcard",
-        "tpm",
-    ]
-)
-"""Devices that libvirt never gives a PCI address (libvirt formatdomain, Devices)."""
+_NEVER_PCI = frozenset(("audio", "channel", "console", "emulator", "graphics", "hub", "lease", "panic", "parallel")) | {
+    "redirdev",
+    "redirfilter",
+    "serial",
+    "smartcard",
+    "tpm",
+}
+"""What libvirt gives no PCI address of itself (libvirt formatdomain, Devices); some of it takes one that is written."""
 
 
 def parse(document: Document) -> Domain:
@@ -69,7 +58,7 @@ def parse(document: Document) -> Domain:
                 devices.append(device)
         else:
             address, _ = _guest_address(document, element)
-            if tag not in _NEVER_PCI:
+            if address is not None or tag not in _NEVER_PCI:
                 others.append(OtherDevice(document.ordinal(element), tag, address))
     _refuse_twice(document, controllers)
     _refuse_same_source(document, devices)

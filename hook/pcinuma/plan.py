@@ -49,7 +49,10 @@ def plan(domain: Domain, host: HostTopology | None, options: Options) -> Plan:
         finding = Finding("disabled", "info", "pcinuma is switched off for this VM by its annotation")
         return Plan(cell_nodes=cells.nodes_of, findings=(finding,))
     if not domain.devices:
-        finding = Finding("no-devices", "info", "the domain has no passthrough PCI device: nothing to place")
+        hint = "passthrough devices are the gpus, the hostDevices and the SR-IOV interfaces of the VM's spec"
+        finding = Finding(
+            "no-devices", "info", "the domain has no passthrough PCI device: nothing to place", None, hint
+        )
         return Plan(cell_nodes=cells.nodes_of, findings=(finding,))
     problem = _domain_problem(domain)
     if problem is not None or host is None:

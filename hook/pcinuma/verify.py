@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pcinuma.audit import audit
-from pcinuma.domain_xml import Document, Element, attribute, children, find, tag_of, text_of
+from pcinuma.domain_xml import Document, Element, attribute, children, find, serialized, tag_of, text_of
 from pcinuma.model import ALIAS_PREFIX, Finding, PciAddress, Plan
 
 
@@ -112,12 +112,11 @@ def _nothing_else(before: Document, after: Document, plan: Plan) -> Iterator[Fin
     free = {before.elements[number] for number in touched}
     old = _outline(before.root, free)
     new = _outline(after.root, None)
-    for number, ((old_entry, is_free), (new_entry, _)) in enumerate(zip(old, new, strict=False)):
+    for (old_entry, is_free), (new_entry, _) in zip(old, new, strict=False):
         if is_free:
             old_entry, new_entry = _without_address(old_entry), _without_address(new_entry)
         if old_entry != new_entry:
-            what = old_entry[0] if old_entry else number
-            yield _wrong("other-change", f"something that was not planned has changed near {what!r}")
+            yield _wrong("other-change", f"something that was not planned has changed: {str(old_entry)[:200]}")
             return
     if len(old) != len(new):
         yield _wrong("other-change", f"the domain had {len(old)} parts besides pcinuma's, now {len(new)}")
@@ -127,20 +126,21 @@ Entry = list[object]
 
 
 def _outline(root: Element, free: set[Element] | None) -> list[tuple[Entry, bool]]:
-    """Every node but our controllers, in document order, a passthrough device as one entry with all below it."""
-    found: list[tuple[Entry, bool]] = []
-    stack: list[Element] = [root]
-    while stack:
-        node = stack.pop()
-        tag = node.tag
-        if tag == "controller" and _is_ours(node):
+    """Everything but our controllers, in document order: each part of the domain as it is written, a passthrough
+    device as the list of its nodes, so that what placing it changes can be left out."""
+    found: list[tuple[Entry, bool]] = [([*root.items(), (root.text or "").strip()], False)]
+    for part in root:
+        if part.tag != "devices":
+            found.append(([serialized(part), (part.tail or "").strip()], False))
             continue
-        if tag in ("hostdev", "interface"):
-            found.append((_flat(node), free is not None and node in free))
-            continue
-        found.append(([*_said(node)], False))
-        if len(node):
-            stack.extend(reversed(node))
+        found.append(([*part.items(), (part.text or "").strip(), (part.tail or "").strip()], False))
+        for device in part:
+            if device.tag == "controller" and _is_ours(device):
+                continue
+            if device.tag in ("hostdev", "interface"):
+                found.append((_flat(device), free is not None and device in free))
+            else:
+                found.append(([serialized(device), (device.tail or "").strip()], False))
     return found
 
 

@@ -6,6 +6,7 @@ little memory, no KVM. `boot` tells what differs.
 
 import copy
 import functools
+import json
 import re
 import tempfile
 import time
@@ -27,6 +28,10 @@ _MOST_VCPUS = 4
 _POLL_SECONDS = 0.05
 _SILENCE_SECONDS = 100.0
 _TAIL_LINES = 25
+_EXPANSION_ROM = 6
+_SEABIOS_GIVES_UP = re.compile(r"PCI: out of .*address space")
+_SEABIOS_BUS = "pci_bios_init_bus_rec bus = "
+_MOST_SEABIOS_BUSES = 1000
 _BUSYBOX = Path("/bin/busybox")
 _KERNELS = ("vmlinuz-*-cloud-amd64", "vmlinuz-*")
 # The port driver (hotplug, AER, PME) starts after the buses are scanned, and takes a quarter of the time.
@@ -48,7 +53,7 @@ for link in /sys/bus/pci/devices/*; do
     cd -P "$link" || continue
     read -r node <numa_node; read -r class <class; read -r vendor <vendor; read -r device <device
     resources=
-    while read -r start end flags; do resources="$resources $start,$flags"; done <resource
+    while read -r start end flags; do resources="$resources $start"; done <resource
     echo "pci$tab${link##*/}$tab$node$tab$class$tab$vendor$tab$device$tab$PWD$tab$resources"
 done
 for link in /sys/devices/system/node/node[0-9]*; do
@@ -177,12 +182,12 @@ def boot(xml: str, *, firmware: str | None = None, timeout: float = 240, stand_i
         with libvirt.running(domain, timeout=timeout) as guest:
             report = _await_report(guest, scratch, timeout)
             seconds = time.monotonic() - started
-            monitored = dict(_monitored_functions(guest.qmp("query-pci")))
+            monitored = list(_monitored_functions(guest.qmp("query-pci")))
     return _view(report, monitored, expected, seconds)
 
 
-def big_bar(size: str) -> StandIn:
-    """A stand-in for every passthrough device: a pci-testdev with a 64-bit memory BAR of `size` (`16G`) and an I/O BAR.
+def big_bar(gibibytes: int) -> StandIn:
+    """A stand-in for every passthrough device: a pci-testdev with a 64-bit memory BAR of that size and an I/O BAR.
 
     libvirt does not know that device, so it comes by `qemu:commandline`.
     """
@@ -192,10 +197,16 @@ def big_bar(size: str) -> StandIn:
         index = _number(address, "bus")
         parent = _pci_controllers(device.getroottree().getroot())[index]
         bus = _alias(parent) or ("pcie.0" if parent.get("model") == "pcie-root" else f"pci.{index}")
-        place = f"bus={bus},addr={_number(address, 'slot'):#x}.{_number(address, 'function'):#x}"
-        multifunction = address.get("multifunction", "off")
-        options = f"id={_alias(device)},{place},multifunction={multifunction},membar={size}"
-        return _commandline(["-device", f"pci-testdev,{options}"])
+        properties = {
+            "driver": "pci-testdev",
+            "id": _alias(device),
+            "bus": bus,
+            "addr": f"{_number(address, 'slot'):#x}.{_number(address, 'function'):#x}",
+            "multifunction": address.get("multifunction") == "on",
+            "membar": gibibytes << 30,
+        }
+        # As JSON, like libvirt's own devices: QEMU makes the others first, when the root ports are not there yet.
+        return _commandline(["-device", json.dumps(properties)])
 
     return stand_in
 
@@ -293,6 +304,8 @@ def _processors_and_memory(source: etree._Element) -> list[etree._Element]:
 
     cpu = etree.Element("cpu", mode="custom", match="exact", check="none")
     _add(cpu, "model", text="qemu64", fallback="forbid")
+    # OVMF uses no more than 40 address bits on a CPU without 1 GiB pages.
+    _add(cpu, "feature", name="pdpe1gb", policy="require")
     bits = source.find("cpu/maxphysaddr")
     if bits is not None:
         cpu.append(_emulated_address_bits(bits))
@@ -325,7 +338,8 @@ def _chosen(device: etree._Element, number: int, scratch: Path, stand_in: StandI
     if _is_pci_controller(device):
         return _copied(device)
     if _is_passthrough(device):
-        return (stand_in and stand_in(device)) or _network_card(device, number, "virtio-non-transitional")
+        chosen = None if stand_in is None else stand_in(device)
+        return _network_card(device, number, "virtio-non-transitional") if chosen is None else chosen
     match device.tag, device.get("type"):
         case "controller", "scsi" | "virtio-serial" | "usb" | "sata" | "ide":
             return _stripped(device, "master")
@@ -513,8 +527,10 @@ def _await_report(guest: libvirt.RunningDomain, scratch: Path, timeout: float) -
         problem = None
         if "Kernel panic" in console:
             problem = "the guest's kernel panicked"
-        elif "PANIC" in firmware:
-            problem = "the guest's firmware gave up"
+        elif match := _SEABIOS_GIVES_UP.search(firmware):
+            problem = f"SeaBIOS gave up: {match[0]}"
+        elif firmware.count(_SEABIOS_BUS) > _MOST_SEABIOS_BUSES:
+            problem = "SeaBIOS numbers buses without end, as it does when bus numbers collide"
         elif now > deadline:
             problem = f"no report from the guest in {timeout:.0f} s"
         elif now - last_sign > _SILENCE_SECONDS:
@@ -538,54 +554,66 @@ def _tail(title: str, text: str) -> str:
     return "\n".join([f"--- end of {title} ---", *(lines[-_TAIL_LINES:] or ["(empty)"])])
 
 
-def _monitored_functions(buses: Any) -> Iterator[tuple[str, tuple[str, str, str]]]:
-    """Each alias in QMP's `query-pci` (qdev_id) with BDF, vendor and device, however deep its bridges."""
+@dataclass(frozen=True)
+class _Monitored:
+    """A PCI function as QEMU's monitor has it. `bars` are the numbers of its memory and I/O BARs, assigned or not."""
+
+    alias: str
+    vendor: str
+    device: str
+    bars: tuple[int, ...]
+
+
+def _monitored_functions(buses: Any) -> Iterator[tuple[str, _Monitored]]:
+    """Each function in QMP's `query-pci` by BDF, however deep its bridges. Colliding bus numbers make BDFs occur twice."""
     for bus in buses:
-        for device in bus.get("devices", ()):
-            if device["qdev_id"]:
-                bdf = f"0000:{device['bus']:02x}:{device['slot']:02x}.{device['function']:x}"
-                numbers = device["id"]
-                yield device["qdev_id"], (bdf, f"{numbers['vendor']:#06x}", f"{numbers['device']:#06x}")
-            if "pci_bridge" in device:
-                yield from _monitored_functions([device["pci_bridge"]])
+        for function in bus.get("devices", ()):
+            bdf = f"0000:{function['bus']:02x}:{function['slot']:02x}.{function['function']:x}"
+            numbers = function["id"]
+            bars = tuple(region["bar"] for region in function["regions"] if region["bar"] < _EXPANSION_ROM)
+            vendor, device = f"{numbers['vendor']:#06x}", f"{numbers['device']:#06x}"
+            yield bdf, _Monitored(function["qdev_id"], vendor, device, bars)
+            if "pci_bridge" in function:
+                yield from _monitored_functions([function["pci_bridge"]])
 
 
 def _view(
-    report: Sequence[str], monitored: Mapping[str, tuple[str, str, str]], expected: Sequence[_Expected], seconds: float
+    report: Sequence[str], monitored: Sequence[tuple[str, _Monitored]], expected: Sequence[_Expected], seconds: float
 ) -> GuestView:
+    bars = {bdf: function.bars for bdf, function in monitored}
     pci: dict[str, GuestPci] = {}
     nodes: dict[int, GuestNode] = {}
     messages: list[str] = []
     for line in report:
         match line.split("\t"):
             case ["pci", bdf, node, pci_class, vendor, device, path, resources]:
-                assigned = _bars_assigned(resources.split())
+                starts = [int(start, 16) for start in resources.split()]
+                # Linux wipes what it cannot assign, size and flags too: that a BAR exists only QEMU tells.
+                assigned = all(starts[bar] for bar in bars.get(bdf, ()))
                 pci[bdf] = GuestPci(int(node), pci_class, vendor, device, path, assigned)
             case ["node", number, cpus, memory, distance]:
                 nodes[int(number)] = GuestNode(cpus, int(memory), tuple(int(d) for d in distance.split()))
             case ["kernel", message]:
                 messages.append(message)
 
+    where = {function.alias: (bdf, function) for bdf, function in monitored if function.alias}
     found: dict[bool, dict[str, GuestDevice]] = {True: {}, False: {}}
     missing = []
     for device in expected:
-        bdf, vendor, number = monitored.get(device.alias, ("", "", ""))
+        bdf, function = where.get(device.alias, ("", None))
         shown = pci.get(bdf)
-        if shown and (shown.vendor, shown.device, _route_of_path(shown.path)) == (vendor, number, device.route):
+        if shown and function and _is_same(shown, function) and _route_of_path(shown.path) == device.route:
             found[device.passthrough][device.alias] = GuestDevice(bdf, shown.numa_node, shown.bars_assigned)
         else:
             missing.append(device.alias)
     return GuestView(found[True], found[False], pci, nodes, messages, missing, seconds)
 
 
+def _is_same(shown: GuestPci, function: _Monitored) -> bool:
+    return (shown.vendor, shown.device) == (function.vendor, function.device)
+
+
 def _route_of_path(path: str) -> _Route:
     """`/sys/devices/pci0000:f8/0000:f8:00.0/0000:f9:00.0` is root bus 0xf8, then 00.0, 00.0."""
     root, *functions = path.removeprefix("/sys/devices/").split("/")
     return _Route(int(root.rpartition(":")[2], 16), tuple(function.rpartition(":")[2] for function in functions))
-
-
-def _bars_assigned(resources: Sequence[str]) -> bool:
-    """Whether each of the six BARs of sysfs's `resource` that exists (flags) has an address (start)."""
-    bars = [tuple(int(number, 16) for number in resource.split(",")) for resource in resources[:6]]
-    unset = 0x20000000
-    return all(start and not flags & unset for start, flags in bars if flags)

@@ -11,17 +11,22 @@ import functools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import grpc
+import h2.config
+import h2.connection
+import h2.events
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_tools import protoc
+from lxml import etree
 
 from tests.conftest import ROOT
 
@@ -48,11 +53,11 @@ def folder() -> Iterator[Path]:
 
 
 class Sidecar:
-    """A running `pcinuma hook`. ``socket`` is its socket, ``plugin_socket`` the other one if it has one."""
+    """A running `pcinuma hook`. ``socket`` is the path of its socket, ``plugin_socket`` of the other one if it has one."""
 
-    def __init__(self, process: subprocess.Popen[bytes], socket: Path, plugin_socket: Path | None, log: Path):
+    def __init__(self, process: subprocess.Popen[bytes], path: Path, plugin_socket: Path | None, log: Path):
         self.process = process
-        self.socket = socket
+        self.socket = path
         self.plugin_socket = plugin_socket
         self._log = log
 
@@ -69,6 +74,14 @@ class Sidecar:
             found.append(record)
         return found if event is None else [record for record in found if record.get("event") == event]
 
+    def await_records(self, event: str, count: int) -> list[dict[str, Any]]:
+        """The records of an event, once there are as many."""
+        deadline = time.monotonic() + 5
+        while len(found := self.records(event)) < count:
+            assert time.monotonic() < deadline, f"{len(found)} records of {event}, not {count}"
+            time.sleep(_POLL_SECONDS)
+        return found
+
     def wait_until_ready(self) -> None:
         """Until its socket is there. Raises AssertionError with its log when it ends instead."""
         deadline = time.monotonic() + READY_SECONDS
@@ -82,20 +95,19 @@ class Sidecar:
         """Send a signal; the exit status and how many seconds it took."""
         started = time.monotonic()
         self.process.send_signal(number)
-        return self.process.wait(timeout=30), time.monotonic() - started
+        return self.process.wait(timeout=5), time.monotonic() - started
 
 
-def start(
-    folder: Path,
+def _start(
+    place: Path,
     *arguments: str | Path,
     plugin: bool = False,
-    socket: Path | None = None,
+    path: Path | None = None,
     environment: Mapping[str, str] | None = None,
     **popen: Any,
 ) -> Sidecar:
-    """Start `pcinuma hook` with its socket in the folder, without waiting for it."""
-    path = socket if socket is not None else folder / "hook.sock"
-    plugin_path = folder / "plugin" / "plugin.sock" if plugin else None
+    path = path if path is not None else place / "hook.sock"
+    plugin_path = place / "plugin" / "plugin.sock" if plugin else None
     command = [str(PROGRAM), "hook", "--socket", str(path)]
     if plugin_path is not None:
         plugin_path.parent.mkdir(exist_ok=True)
@@ -111,16 +123,18 @@ def start(
 
 
 @contextlib.contextmanager
-def running(*arguments: str | Path, at: Path | None = None, **given: Any) -> Iterator[Sidecar]:
-    """A sidecar that serves, in a folder of its own unless one is given; it is ended with the block.
+def running(*arguments: str | Path, at: Path | None = None, wait: bool = True, **given: Any) -> Iterator[Sidecar]:
+    """`pcinuma hook`, serving if ``wait``, in a folder of its own unless one is given; it is killed with the block.
 
-    However a test ends it, every line that it logged must have been one JSON object, unless it logs text.
+    ``given``: ``path`` of the socket, ``plugin`` for a plugin socket, ``environment`` to add, what Popen takes. However
+    a test ends it, every line that it logged must be one JSON object, unless it logs text.
     """
     with contextlib.ExitStack() as stack:
         place = at if at is not None else stack.enter_context(folder())
-        sidecar = start(place, *arguments, **given)
+        sidecar = _start(place, *arguments, **given)
         try:
-            sidecar.wait_until_ready()
+            if wait:
+                sidecar.wait_until_ready()
             yield sidecar
         finally:
             if sidecar.process.poll() is None:
@@ -128,7 +142,7 @@ def running(*arguments: str | Path, at: Path | None = None, **given: Any) -> Ite
             sidecar.process.wait()
             said = sidecar.text()
             sidecar._log.unlink()
-        if "text" not in arguments:
+        if "text" not in arguments and sidecar.process.returncode in (0, -signal.SIGKILL):
             for line in said.splitlines():
                 json.loads(line)
 
@@ -136,7 +150,7 @@ def running(*arguments: str | Path, at: Path | None = None, **given: Any) -> Ite
 def run(program: Path, *arguments: str | bytes | Path, **given: Any) -> subprocess.CompletedProcess[bytes]:
     """A command that is to end by itself."""
     command = [os.fsencode(str(program)), *(a if isinstance(a, bytes) else os.fsencode(str(a)) for a in arguments)]
-    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=30, check=False, **given)
+    return subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=5, check=False, **given)
 
 
 # --- the protocol ----------------------------------------------------------------------------------------------
@@ -178,14 +192,14 @@ def message(name: str, **fields: Any) -> Any:
 class Client:
     """virt-launcher's side: a channel of its own on a socket."""
 
-    def __init__(self, socket: Path, **options: Any):
+    def __init__(self, path: Path, **options: Any):
         chosen = {
             "grpc.use_local_subchannel_pool": 1,  # else channels to one path share a connection
             "grpc.max_send_message_length": -1,
             "grpc.max_receive_message_length": -1,
             **{f"grpc.{name}": value for name, value in options.items()},
         }
-        self.channel = grpc.insecure_channel(f"unix:{socket}", options=list(chosen.items()))
+        self.channel = grpc.insecure_channel(f"unix:{path}", options=list(chosen.items()))
 
     def __enter__(self) -> Client:
         return self
@@ -213,7 +227,9 @@ class Client:
     def info(self, timeout: float = CALL_SECONDS) -> Any:
         return self.call("/kubevirt.hooks.info.Info/Info", timeout)
 
-    def define(self, domain: str | bytes, vmi: bytes, version: str = "v1alpha3", timeout: float = CALL_SECONDS) -> bytes:
+    def define(
+        self, domain: str | bytes, vmi: bytes, version: str = "v1alpha3", timeout: float = CALL_SECONDS
+    ) -> bytes:
         """The domain that OnDefineDomain answers."""
         return self.begin_define(domain, vmi, version, timeout).result().domainXML  # type: ignore[no-any-return]
 
@@ -230,11 +246,83 @@ class Client:
             domain_type=domain_type,
             domain=domain.encode() if isinstance(domain, str) else domain,
             vmi=vmi,
-            sidecar_context=message(
-                "kubevirt.hooks.plugins.v1alpha1.SidecarContext", invocation_context=context
-            ),
+            sidecar_context=message("kubevirt.hooks.plugins.v1alpha1.SidecarContext", invocation_context=context),
         ).domain
         return answer
+
+
+class Raw:
+    """A connection that speaks HTTP/2 by hand, for what a gRPC client would never do."""
+
+    def __init__(self, at: Path | socket.socket, **config: Any):
+        self.socket = at if isinstance(at, socket.socket) else connected(at)
+        self.h2 = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, **config))
+        self.h2.initiate_connection()
+        self.flush()
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    def flush(self) -> None:
+        self.socket.sendall(self.h2.data_to_send())
+
+    def begin(self, path: str, *, method: str = "POST", kind: str = "application/grpc", **headers: str) -> int:
+        """The headers of a call; its stream."""
+        stream: int = self.h2.get_next_available_stream_id()
+        pseudo = [(":method", method), (":scheme", "http"), (":authority", "localhost"), (":path", path)]
+        self.h2.send_headers(stream, [*pseudo, ("content-type", kind), ("te", "trailers"), *headers.items()])
+        self.flush()
+        return stream
+
+    def send(self, stream: int, body: bytes, *, end: bool = True) -> None:
+        """The body of a call, as fast as the server's flow control allows."""
+        while body:
+            room = min(self.h2.local_flow_control_window(stream), self.h2.max_outbound_frame_size, len(body))
+            if room == 0:
+                self.h2.receive_data(self.socket.recv(65536))
+                self.flush()
+                continue
+            self.h2.send_data(stream, body[:room])
+            body = body[room:]
+            self.flush()
+        if end:
+            self.h2.end_stream(stream)
+            self.flush()
+
+    def headers(self, stream: int) -> dict[str, str]:
+        """Reads until the stream ends; all headers and trailers that came."""
+        found: dict[str, str] = {}
+        while data := self.socket.recv(65536):
+            for event in self.h2.receive_data(data):
+                if isinstance(event, (h2.events.ResponseReceived, h2.events.TrailersReceived)):
+                    if event.stream_id == stream:
+                        found.update({_text(name): _text(value) for name, value in event.headers or ()})
+                elif isinstance(event, h2.events.DataReceived):
+                    self.h2.acknowledge_received_data(event.flow_controlled_length or 0, event.stream_id or 0)
+                elif isinstance(event, h2.events.StreamEnded) and event.stream_id == stream:
+                    return found
+            self.flush()
+        raise AssertionError(f"closed before the answer; so far: {found}")
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode()
+
+
+def connected(path: Path) -> socket.socket:
+    """A bare connection to a unix socket."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    made.settimeout(CALL_SECONDS)
+    made.connect(str(path))
+    return made
+
+
+def enveloped(message: bytes) -> bytes:
+    """A gRPC message with its prefix."""
+    return b"\0" + len(message).to_bytes(4, "big") + message
 
 
 def refused(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
@@ -304,13 +392,38 @@ def fifo(tree: Path, bdf: str) -> Path:
     return tree / "devices" / f"pci{bdf[:7]}" / bdf / "numa_node"
 
 
-def someone_reads(path: Path, seconds: float = 10.0) -> int:
-    """Waits until a process hangs in the FIFO; the descriptor to write to, which must be closed."""
+def someone_reads(tree: Path, bdf: str, seconds: float = 10.0) -> int:
+    """Waits until a process reads the FIFO; the descriptor to answer through, which the test must close."""
     deadline = time.monotonic() + seconds
     while True:
         try:
-            return os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+            return os.open(fifo(tree, bdf), os.O_WRONLY | os.O_NONBLOCK)
         except OSError:
             assert time.monotonic() < deadline, "nobody reads the FIFO"
             time.sleep(_POLL_SECONDS)
 
+
+# --- what it answers -------------------------------------------------------------------------------------------
+
+
+def layout(xml: str | bytes) -> tuple[dict[str, tuple[object, ...]], dict[str, tuple[int, ...] | None]]:
+    """Our controllers by alias, an expander as (index, busNr, cell), a port as (index, hotplug, bus, slot, function);
+    the passthrough devices' guest addresses by alias as (bus, slot, function), None without one."""
+    root = etree.fromstring(xml.encode() if isinstance(xml, str) else xml)
+    controllers: dict[str, tuple[object, ...]] = {}
+    devices: dict[str, tuple[int, ...] | None] = {}
+    for element in root.iterfind("devices/*"):
+        alias, address = element.find("alias"), element.find("address")
+        name = alias.get("name", "") if alias is not None else ""
+        parts = ("bus", "slot", "function")
+        at = tuple(int(address.get(part, "0"), 0) for part in parts) if address is not None else None
+        if element.tag == "hostdev":
+            devices[name] = at
+        elif element.tag == "controller" and name.startswith("ua-pcinuma-"):
+            index, target = int(element.get("index", "-1")), element.find("target")
+            assert target is not None, name
+            if element.get("model") == "pcie-expander-bus":
+                controllers[name] = (index, int(target.get("busNr", "-1")), int(target.findtext("node", "-1")))
+            else:
+                controllers[name] = (index, target.get("hotplug"), *(at or ()))
+    return controllers, devices
