@@ -111,7 +111,7 @@ def _hook(parsed: argparse.Namespace) -> int:
     if parsed.hook_version is not None and parsed.hook_version not in hook_server.VERSIONS:
         what = f"version cannot be {parsed.hook_version!r}"
         raise BadOption(what, where="--version", hint=f"one of: {', '.join(hook_server.VERSIONS)}")
-    if parsed.sysfs is not None and not os.path.isdir(parsed.sysfs):
+    if parsed.host is None and parsed.sysfs is not None and not os.path.isdir(parsed.sysfs):
         raise BadInput("no such directory", where=parsed.sysfs, hint="--sysfs takes a tree laid out like /sys")
     reader = host_of(parsed) if parsed.host is not None else None  # a bad record is told now, not at the first call
     return hook_server.serve(

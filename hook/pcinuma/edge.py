@@ -22,6 +22,7 @@ def guarded(run: Callable[[], int], *, debug: bool) -> int:
 
     Every error becomes one line on standard error; a traceback is shown with ``debug`` alone.
     """
+    _hold_standard_descriptors()
     try:
         return run()
     except BrokenPipeError:
@@ -37,6 +38,16 @@ def guarded(run: Callable[[], int], *, debug: bool) -> int:
         known = _as_ours(error)
         complain(known)
         return known.exit_status
+
+
+def _hold_standard_descriptors() -> None:
+    """Open ``/dev/null`` where 0, 1 or 2 is closed: else the next file or socket would get the number, and what is
+    meant for standard error would go into it."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
 
 
 def _as_ours(error: Exception) -> PcinumaError:
@@ -72,6 +83,8 @@ def _forget_stdout() -> None:
 
 def complain(error: PcinumaError) -> None:
     """The error, and its hint if it has one, on standard error."""
+    if sys.stderr is None:
+        return
     print(f"{PROGRAM}: error: {error}", file=sys.stderr)
     if error.hint:
         print(f"hint: {error.hint}", file=sys.stderr)

@@ -115,7 +115,7 @@ class _Connection:
         self._socket = peer
         self._handlers = handlers
         self._gone = gone
-        config = h2.config.H2Configuration(client_side=False, header_encoding="utf-8")
+        config = h2.config.H2Configuration(client_side=False, header_encoding=None)
         self._h2 = h2.connection.H2Connection(config=config)
         self._changed = threading.Condition()  # guards _h2, _calls, _running and what is sent
         self._calls: dict[int, _Call] = {}
@@ -145,26 +145,29 @@ class _Connection:
 
     def drain(self) -> None:
         """Take no further call."""
-        with self._changed:
-            self._draining = True
+        self._draining = True
 
     def finish(self, seconds: float) -> None:
         """Wait until no call runs, at most ``seconds``, say goodbye and close."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._running == 0, seconds)
+        deadline = time.monotonic() + seconds
+        # a peer that does not read may hold a sender, and with it the lock: it gets no goodbye
+        if self._changed.acquire(timeout=seconds):
             try:
-                self._h2.close_connection()
-                self._flush()
-            except (OSError, h2.exceptions.ProtocolError):
-                pass  # the peer has gone first
+                self._changed.wait_for(lambda: self._running == 0, max(0.0, deadline - time.monotonic()))
+                with contextlib.suppress(OSError, h2.exceptions.ProtocolError):  # the peer has gone, or does not read
+                    self._socket.setblocking(False)
+                    self._h2.close_connection()
+                    self._flush()
+            finally:
+                self._changed.release()
         self.close()
 
     def close(self) -> None:
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._closed = True
         with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.shutdown(socket.SHUT_RDWR)  # ends a send or a read that waits
+        with self._changed:
+            self._changed.notify_all()
         self._socket.close()
 
     # --- what comes in; called with _changed held -------------------------------------------------------------
@@ -186,7 +189,7 @@ class _Connection:
             self._calls.pop(event.stream_id or 0, None)
 
     def _begin(self, event: h2.events.RequestReceived) -> None:
-        headers = {str(name): str(value) for name, value in event.headers or ()}
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers or ()}
         stream = event.stream_id or 0
         kind = headers.get("content-type", "")
         if headers.get(":method") != "POST" or not kind.startswith("application/grpc"):

@@ -14,13 +14,13 @@ from pcinuma import options as option_sources
 from pcinuma import report
 from pcinuma.domain_xml import encoding_of
 from pcinuma.errors import BadInput, HostUnreadable, PcinumaError, PolicyNotMet
-from pcinuma.model import HostQuery, HostTopology, Options
+from pcinuma.model import Finding, HostQuery, HostTopology, Options, Outcome, Plan, Report
 from pcinuma.pipeline import Result, transform
 from pcinuma.plan import REFUSING
 
 Level = Literal["info", "warning", "error"]
 
-_DECLARATION = re.compile(r"""\ufeff?(<\?xml\s[^>]*?encoding\s*=\s*)(["'])[A-Za-z0-9._-]+\2""")
+_DECLARATION = re.compile(r"""\A\ufeff?(<\?xml\s[^>]*?encoding\s*=\s*)(["'])[A-Za-z0-9._-]+\2""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +95,21 @@ def _done(result: Result, name: Mapping[str, str | None]) -> Answer:
 def _untouched(
     domain: bytes, error: PcinumaError, name: Mapping[str, str | None], found: Mapping[str, Any] | None = None
 ) -> Answer:
-    record = {**name, **(found or {}), "outcome": "unchanged", "error": one_line_with_hint(error), "code": error.code}
-    return Answer(domain, None, "error", record)
+    return Answer(domain, None, "error", _record("unchanged", error, name, found))
 
 
 def _failed(error: PcinumaError, name: Mapping[str, str | None], found: Mapping[str, Any] | None = None) -> Answer:
-    record = {**name, **(found or {}), "outcome": "refused", "error": one_line_with_hint(error), "code": error.code}
-    return Answer(None, error, "error", record)
+    return Answer(None, error, "error", _record("refused", error, name, found))
+
+
+def _record(
+    outcome: Outcome, error: PcinumaError, name: Mapping[str, str | None], found: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """A log record with the fields of every other, whatever is known."""
+    if found is None:
+        finding = Finding(error.code, "error", error.message, None, error.hint)
+        found = report.as_dict(Report(outcome, Options(), Plan(), (finding,)))
+    return {**name, **found, "outcome": outcome, "error": one_line_with_hint(error), "code": error.code}
 
 
 def as_utf8(xml: bytes) -> bytes:

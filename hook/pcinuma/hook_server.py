@@ -13,9 +13,9 @@ import os
 import signal
 import socket
 import stat
-import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -33,8 +33,12 @@ VERSIONS = ("v1alpha1", "v1alpha2", "v1alpha3")
 QEMU_USER = 107
 """The user and group of virt-launcher's compute container; the sidecar has it too, but where KubeVirt runs as root."""
 
-END_SECONDS = 0.9
+END_SECONDS = 0.7
+_LOG_SECONDS = 0.2
 _BACKLOG = 64
+_LONGEST_PATH = 107  # sockaddr_un, less the NUL
+_MOST_LINES = 1000
+_MOST_TEXT = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,28 +54,57 @@ class Settings:
 
 
 class Log:
-    """Writes one line a call to standard error: JSON, or text for people."""
+    """Writes one line a call to standard error: JSON, or text for people.
+
+    A thread of its own writes, so that a standard error that nobody reads holds up no call; lines beyond a thousand
+    that wait are dropped, the newest first.
+    """
 
     def __init__(self, form: str, level: str):
         self._text = form == "text"
         self._debug = level == "debug"
-        self._lock = threading.Lock()
+        self._waiting: deque[bytes] = deque()
+        self._changed = threading.Condition()
+        self._started = False
 
     def write(self, level: str, event: str, record: Mapping[str, Any]) -> None:
-        """One line. ``level`` is info, warning or error."""
+        """One line. ``level`` is debug, info, warning or error."""
         if self._text:
-            line = f"pcinuma: {level}: {event}: {one_line(_as_text(record), 20000)}"
+            line = f"pcinuma: {level}: {event}: {one_line(_as_text(record), _MOST_TEXT)}"
         else:
             stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
             line = json.dumps({"time": stamp, "level": level, "event": event, **record})
-        with self._lock, contextlib.suppress(OSError, ValueError):
-            sys.stderr.write(line + "\n")
-            sys.stderr.flush()
+        with self._changed:
+            if not self._started:
+                self._started = True
+                threading.Thread(target=self._run, daemon=True).start()
+            if len(self._waiting) < _MOST_LINES:
+                self._waiting.append(line.encode("utf-8", "replace") + b"\n")
+            self._changed.notify_all()
+            if len(self._waiting) == 1:  # nothing is stuck: a call's line is out before its answer
+                self._changed.wait_for(lambda: not self._waiting, _LOG_SECONDS)
 
     def whole(self, event: str, xml: bytes) -> None:
         """A whole domain XML, at log level debug alone: it names the VM's disks and secrets' paths."""
         if self._debug:
             self.write("debug", event, {"xml": xml.decode("utf-8", "replace")})
+
+    def flush(self, seconds: float) -> None:
+        """Wait until all lines are written, at most ``seconds``."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting, seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._waiting))
+                line = self._waiting[0]
+            with contextlib.suppress(OSError):
+                while line:
+                    line = line[os.write(2, line) :]  # not sys.stderr, whose lock would outlive a blocked writer
+            with self._changed:
+                self._waiting.popleft()
+                self._changed.notify_all()
 
 
 def _as_text(record: Mapping[str, Any]) -> str:
@@ -88,35 +121,55 @@ def _as_text(record: Mapping[str, Any]) -> str:
 
 def serve(settings: Settings) -> int:
     """Serve until Shutdown, SIGTERM or SIGINT; the exit status. Raises PcinumaError when it cannot begin."""
-    ending = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ending.set())
+    wake, waker = socket.socketpair()
+    waker.setblocking(False)
+    _end_on_signals(waker)
     calls = _Calls(settings)
-    handlers = _handlers(settings, calls, ending.set)
+    handlers = _handlers(settings, calls, lambda: _wake(waker))
     hooks = {path: handler for path, handler in handlers.items() if "plugins" not in path}
     plugin = {path: handler for path, handler in handlers.items() if "plugins" in path}
+    wanted = [(settings.socket, hooks)]
+    if settings.plugin_socket is not None:
+        if os.path.realpath(settings.plugin_socket) == os.path.realpath(settings.socket):
+            raise BadInput("the hook and the plugin cannot share a socket", where=settings.socket)
+        wanted.append((settings.plugin_socket, plugin))
     servers: list[tuple[_Socket, Server]] = []
+    ready = False
     try:
-        for path, served in ((settings.socket, hooks), (settings.plugin_socket, plugin)):
-            if path is None:
-                continue
+        for path, served in wanted:
             bound = _Socket(path)
-            server = Server(bound.listener, served)
-            servers.append((bound, server))
-            threading.Thread(target=server.serve, daemon=True).start()
-        for bound, _ in servers:
+            servers.append((bound, Server(bound.listener, served)))
+        for bound, server in servers:
             bound.publish()
+            threading.Thread(target=server.serve, daemon=True).start()
+        ready = True
+        for bound, _ in servers:
             settings.log.write("info", "ready", {"socket": bound.path})
-        ending.wait()
+        wake.recv(1)
         return 0
     finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # it is ending already, and says so by its exit status
         for bound, _ in servers:
             bound.withdraw()
         deadline = time.monotonic() + END_SECONDS
         for _, server in servers:
             server.stop(max(0.0, deadline - time.monotonic()))
-        if servers:
+        if ready:
             settings.log.write("info", "ended", {})
+        settings.log.flush(_LOG_SECONDS)
+
+
+def _end_on_signals(waker: socket.socket) -> None:
+    """SIGTERM and SIGINT wake the main thread, whichever thread the kernel hands them to."""
+    signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+
+
+def _wake(waker: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        waker.send(b"\0")
 
 
 def new_socket_name(container: str | None, folder: str = SOCKET_FOLDER) -> str:
@@ -124,7 +177,7 @@ def new_socket_name(container: str | None, folder: str = SOCKET_FOLDER) -> str:
 
     A container that starts again takes its old name again, so that no dead socket is left behind.
     """
-    kept = "".join(c for c in container or "" if c.isalnum() or c in "-_.")[:60]
+    kept = "".join(c for c in container or "" if c.isalnum() or c in "-_.")[:63]  # as long as a container's name can be
     return os.path.join(folder, f"{NAME}-{kept or os.urandom(4).hex()}.sock")
 
 
@@ -132,48 +185,42 @@ def new_socket_name(container: str | None, folder: str = SOCKET_FOLDER) -> str:
 
 
 class _Socket:
-    """A listening unix socket that stands under its name only from :meth:`publish` to :meth:`withdraw`."""
+    """A listening unix socket. It stands under its name from :meth:`publish`, which listens at once, to
+    :meth:`withdraw`, and never under another: virt-launcher dials whatever it finds in the folder."""
 
     def __init__(self, path: str):
         self.path = path
-        self._temporary = os.path.join(os.path.dirname(path) or ".", f".{os.urandom(4).hex()}")
         self._inode: int | None = None
+        if len(os.fsencode(path)) > _LONGEST_PATH:
+            raise BadInput(f"cannot listen: the path is too long, {_LONGEST_PATH} bytes are the most", where=path)
         _refuse_if_served(path)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            old = os.umask(0o177)
-            try:
-                self.listener.bind(self._temporary)
-            finally:
-                os.umask(old)
-            if os.geteuid() == 0:
-                with contextlib.suppress(OSError):  # without CAP_CHOWN root keeps it, and virt-launcher is root too
-                    os.chown(self._temporary, QEMU_USER, QEMU_USER)
-            self.listener.listen(_BACKLOG)
-        except OSError as error:
-            self._discard()
-            reason = "the path is too long" if "too long" in str(error) else error.strerror or str(error)
-            raise BadInput(f"cannot listen: {reason}", where=path) from None
 
     def publish(self) -> None:
-        """Give the socket its name, in one step, in place of a stale one."""
+        """Bind to the name, in place of a stale socket, and listen."""
+        old = os.umask(0o177)
+        stale = os.path.join(os.path.dirname(self.path) or ".", f".{os.urandom(4).hex()}")
         try:
-            self._inode = os.stat(self._temporary).st_ino
-            os.rename(self._temporary, self.path)
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(self.path, stale)
+            self.listener.bind(self.path)
+            self.listener.listen(_BACKLOG)
+            self._inode = os.stat(self.path).st_ino
         except OSError as error:
-            self._discard()
             raise BadInput(f"cannot listen: {error.strerror or error}", where=self.path) from None
+        finally:
+            os.umask(old)
+            with contextlib.suppress(OSError):
+                os.unlink(stale)
+        if os.geteuid() == 0:
+            with contextlib.suppress(OSError):  # without CAP_CHOWN root keeps it, and virt-launcher is root too
+                os.chown(self.path, QEMU_USER, QEMU_USER)
 
     def withdraw(self) -> None:
         """Take the name away, unless another process has taken it over."""
-        self._discard()
         with contextlib.suppress(OSError):
             if os.lstat(self.path).st_ino == self._inode:
                 os.unlink(self.path)
-
-    def _discard(self) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(self._temporary)
 
 
 def _refuse_if_served(path: str) -> None:

@@ -65,10 +65,13 @@ class Sidecar:
         """What it wrote to standard error so far."""
         return self._log.read_text()
 
-    def records(self, event: str | None = None) -> list[dict[str, Any]]:
-        """The lines of the log so far, each of which must be one JSON object; those of one event when it is given."""
+    def records(self, event: str | None = None, since: int = 0) -> list[dict[str, Any]]:
+        """The lines of the log so far, each of which must be one JSON object; those of one event when it is given.
+
+        ``since``: the length that the log had before, to see only what came after.
+        """
         found = []
-        for line in self.text().splitlines():
+        for line in self.text()[since:].splitlines():
             record = json.loads(line)
             assert isinstance(record, dict), line
             found.append(record)
@@ -90,6 +93,9 @@ class Sidecar:
             assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.text()}"
             assert time.monotonic() < deadline, f"no socket: {self.text()}"
             time.sleep(_POLL_SECONDS)
+        settled = time.monotonic() + 1
+        while self.text().count("\n") < len(paths) and time.monotonic() < settled:
+            time.sleep(_POLL_SECONDS)  # it may say so a moment later, and a test is to see what its own call adds
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, float]:
         """Send a signal; the exit status and how many seconds it took."""
@@ -123,11 +129,13 @@ def _start(
 
 
 @contextlib.contextmanager
-def running(*arguments: str | Path, at: Path | None = None, wait: bool = True, **given: Any) -> Iterator[Sidecar]:
+def running(
+    *arguments: str | Path, at: Path | None = None, wait: bool = True, check_log: bool = True, **given: Any
+) -> Iterator[Sidecar]:
     """`pcinuma hook`, serving if ``wait``, in a folder of its own unless one is given; it is killed with the block.
 
     ``given``: ``path`` of the socket, ``plugin`` for a plugin socket, ``environment`` to add, what Popen takes. However
-    a test ends it, every line that it logged must be one JSON object, unless it logs text.
+    a test ends it, every line that it logged must be one JSON object, if ``check_log`` and unless it logs text.
     """
     with contextlib.ExitStack() as stack:
         place = at if at is not None else stack.enter_context(folder())
@@ -142,7 +150,7 @@ def running(*arguments: str | Path, at: Path | None = None, wait: bool = True, *
             sidecar.process.wait()
             said = sidecar.text()
             sidecar._log.unlink()
-        if "text" not in arguments and sidecar.process.returncode in (0, -signal.SIGKILL):
+        if check_log and "text" not in arguments and sidecar.process.returncode in (0, -signal.SIGKILL):
             for line in said.splitlines():
                 json.loads(line)
 
@@ -312,11 +320,20 @@ def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode()
 
 
+def pair() -> tuple[socket.socket, socket.socket]:
+    """Two ends of a connection, to see what a client sends."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+
+
 def connected(path: Path) -> socket.socket:
     """A bare connection to a unix socket."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     made.settimeout(CALL_SECONDS)
-    made.connect(str(path))
+    try:
+        made.connect(str(path))
+    except OSError:
+        made.close()
+        raise
     return made
 
 
