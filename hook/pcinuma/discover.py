@@ -131,8 +131,18 @@ class RecordedTree:
 
     def _resolve(self, *parts: str) -> str | None:
         """The real path of a folder of the tree; beyond the tree is this machine, not what was recorded."""
-        real = os.path.realpath(os.path.join(self._root, *parts))
-        return real if real.startswith(self._root + os.sep) and os.path.isdir(real) else None
+        path = os.path.join(self._root, *parts)
+        try:
+            folder = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            real = os.readlink(f"/proc/self/fd/{folder}")  # what realpath finds by looking at every part of the path
+        except OSError:
+            real = os.path.realpath(path)
+        finally:
+            os.close(folder)
+        return real if real.startswith(self._root + os.sep) else None
 
 
 class LiveTree:

@@ -8,6 +8,7 @@ so that a call that hangs holds up neither its connection nor any other.
 from __future__ import annotations
 
 import contextlib
+import gc
 import socket
 import struct
 import threading
@@ -142,6 +143,7 @@ class _Connection:
         finally:
             self.close()
             self._gone(self)
+            gc.collect()  # h2's objects refer to each other and would pile up until a full collection
 
     def drain(self) -> None:
         """Take no further call."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import json
 import os
 import signal
@@ -262,7 +263,13 @@ class _Calls:
                 from pcinuma.hook_calls import answer
 
                 settings, host = self._settings, self._settings.host()
+                gc.collect()
+                gc.freeze()  # what is loaded stays: no later collection needs to look at it
                 self._answer = lambda domain, vmi: answer(domain, vmi, settings.defaults, host)
+
+    @property
+    def loaded(self) -> bool:
+        return self._answer is not None
 
     def load_quietly(self) -> None:
         """Load ahead of the first call; what goes wrong is told when that comes."""
@@ -308,7 +315,8 @@ def _handlers(settings: Settings, calls: _Calls, end: Callable[[], None]) -> dic
         _parsed(messages.InfoParams, request)
         points = [messages.HookPoint(name=point, priority=0) for point in ("OnDefineDomain", "Shutdown")]
         result = messages.InfoResult(name=NAME, hookPoints=points, versions=settings.versions)
-        _later(calls.load_quietly)
+        if not calls.loaded:
+            _later(calls.load_quietly)
         answer: bytes = result.SerializeToString()
         return answer
 

@@ -81,8 +81,7 @@ def number(text: str, what: str, limit: int, where: str) -> int:
     if match is None or len(match[1]) > 20:
         raise BadInput(f"{what} is no number: {text!r}", where=where)
     digits = match[1]
-    base = 16 if digits[:2] in ("0x", "0X") else 8 if digits[0] == "0" else 10
-    value = int(digits, base)
+    value = int(digits, 8) if digits.isdigit() and digits[0] == "0" else int(digits, 0)
     if value > limit:
         raise BadInput(f"{what} is {text}, above {limit:#x}", where=where)
     return value

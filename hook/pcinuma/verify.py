@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from pcinuma.audit import audit
 from pcinuma.domain_xml import Document, Element, attribute, children, find, serialized, tag_of, text_of
-from pcinuma.model import ALIAS_PREFIX, Finding, PciAddress, Plan
+from pcinuma.model import ALIAS_PREFIX, Finding, Plan
 
 
 def verify(before: Document, after: Document, plan: Plan) -> list[Finding]:
@@ -49,14 +49,15 @@ def _as_planned(after: Document, plan: Plan) -> Iterator[Finding]:
         for port in expander.ports:
             element = controllers.get(port.alias)
             at = _address(element)
-            if element is not None and at != PciAddress(0, expander.index, port.slot, port.function):
+            if element is not None and at != (0, expander.index, port.slot, port.function):
                 yield _wrong("plan-missed", f"{port.alias} is at {at}")
-    by_source = {_source(element): element for element in elements if tag_of(element) in ("hostdev", "interface")}
+    by_source = {_source(element): element for element in elements if _is_passthrough(element)}
     for port in plan.ports:
         for attached in port.attachments:
             device = attached.device
-            found = by_source.get(str(device.source) if device.source is not None else device.uuid)
-            if found is None or _address(found) != PciAddress(0, port.index, 0, attached.function):
+            host = device.source
+            found = by_source.get((host.domain, host.bus, host.slot, host.function) if host else device.uuid)
+            if found is None or _address(found) != (0, port.index, 0, attached.function):
                 yield _wrong("plan-missed", f"{device.label} is not on {port.alias}")
             elif attached.multifunction and attribute(find(found, "address"), "multifunction") != "on":
                 yield _wrong("plan-missed", f"{device.label} is not multifunction")
@@ -70,30 +71,39 @@ def _is_ours(element: Element) -> bool:
     )
 
 
+def _is_passthrough(element: Element) -> bool:
+    tag = tag_of(element)
+    return tag == "hostdev" or (tag == "interface" and attribute(element, "type") == "hostdev")
+
+
 def _alias(element: Element) -> str | None:
     return attribute(find(element, "alias"), "name")
 
 
-def _address(element: Element | None) -> PciAddress | None:
+def _address(element: Element | None) -> Numbers | None:
     address = find(element, "address")
     return None if address is None else _numbers(address)
 
 
-def _source(element: Element) -> str | None:
+def _source(element: Element) -> Numbers | str | None:
+    """The host BDF, or a mediated device's UUID as libvirt writes it."""
     address = find(element, "source", "address")
     if address is None:
         return None
     if (uuid := attribute(address, "uuid")) is not None:
         bare = uuid.strip().replace("-", "").lower()
         return "-".join((bare[:8], bare[8:12], bare[12:16], bare[16:20], bare[20:]))
-    try:
-        return str(_numbers(address))
-    except ValueError:
-        return None  # an ordinary interface's source may hold an address of another kind
+    return _numbers(address)
 
 
-def _numbers(address: Element) -> PciAddress:
-    return PciAddress(*[_number(address.get(name, "0")) for name in ("domain", "bus", "slot", "function")])
+Numbers = tuple[int, int, int, int]
+"""Domain, bus, slot and function of an address."""
+
+
+def _numbers(address: Element) -> Numbers:
+    get = address.get
+    said = get("domain", "0"), get("bus", "0"), get("slot", "0"), get("function", "0")
+    return _number(said[0]), _number(said[1]), _number(said[2]), _number(said[3])
 
 
 def _number(text: str) -> int:

@@ -26,10 +26,10 @@ _CELL_MIB = 96
 _LONE_NODE_MIB = 192
 _MOST_VCPUS = 4
 _POLL_SECONDS = 0.05
-_SILENCE_SECONDS = 100.0
 _TAIL_LINES = 25
 _EXPANSION_ROM = 6
-_SEABIOS_GIVES_UP = re.compile(r"PCI: out of .*address space")
+_FATAL_CONSOLE = re.compile(r"Kernel panic.*|X64 Exception Type.*|BdsDxe: failed to load.*")
+_FATAL_SEABIOS = re.compile(r"PCI: out of .*address space")
 _SEABIOS_BUS = "pci_bios_init_bus_rec bus = "
 _MOST_SEABIOS_BUSES = 1000
 _BUSYBOX = Path("/bin/busybox")
@@ -165,7 +165,7 @@ def boot(xml: str, *, firmware: str | None = None, timeout: float = 240, stand_i
 
     Emulated CPUs have 40 guest physical address bits, where KVM may give the host's: a domain with large BARs shows
     here what it shows in production only if it has `<maxphysaddr>`; mode `passthrough` becomes `emulate` with this
-    machine's bits.
+    machine's bits. Under OVMF more than 42 bits take their time: a minute for 46.
 
     A device counts as present when QEMU's monitor and the guest's sysfs show the same function at the same BDF and by
     the same bridges as the domain has them. With bus numbers that collide, either alone may show another's.
@@ -228,7 +228,7 @@ def _stand_in_domain(
     domain = etree.Element("domain", {"type": "qemu"}, nsmap={"qemu": _QEMU})
     _add(domain, "name", text=libvirt.unique_domain_name())
     domain.append(_operating_system(os_type, scratch, ovmf))
-    domain.extend(_processors_and_memory(source))
+    domain.extend(_processors_and_memory(source, ovmf))
     _add(_add(domain, "features"), "acpi")
     # A panicking kernel reboots, and that must be the domain's end.
     _add(domain, "on_reboot", text="destroy")
@@ -285,45 +285,50 @@ def _ovmf_files() -> tuple[Path, Path]:
     raise GuestFailed(f"no OVMF in {_OVMF_FOLDER} (Debian: ovmf)")
 
 
-def _processors_and_memory(source: etree._Element) -> list[etree._Element]:
+def _processors_and_memory(source: etree._Element, ovmf: bool) -> list[etree._Element]:
     """The domain's `<memory>`, `<vcpu>` and `<cpu>`, scaled down."""
+    cpu = etree.Element("cpu", mode="custom", match="exact", check="none")
+    _add(cpu, "model", text="qemu64", fallback="forbid")
+    # OVMF uses no more than 40 address bits on a CPU without 1 GiB pages.
+    _add(cpu, "feature", name="pdpe1gb", policy="require")
+    extra_mib = 0
+    for given in source.iterfind("cpu/maxphysaddr"):
+        bits = _emulated_address_bits(given)
+        _add(cpu, "maxphysaddr", mode="emulate", bits=str(bits))
+        # OVMF before 2023 maps all of the address space by pages of 2 MiB, 8 bytes each, and dies without the memory.
+        extra_mib = 5 * 2 ** (bits - 38) // 4 if ovmf and bits > 40 else 0
+
     cells = [_copied(cell) for cell in source.iterfind("cpu/numa/cell")]
+    with_cpus = [bool(cell.get("cpus")) for cell in cells]
+    if with_cpus != sorted(with_cpus, reverse=True):
+        raise GuestFailed("libvirtd 9.0 crashes when a cell without CPUs stands before one with CPUs")
     keep_cpus = int(source.findtext("vcpu", "1")) <= _MOST_VCPUS
     vcpus = int(source.findtext("vcpu", "1")) if keep_cpus else 0
     mebibytes = 0
     for cell in cells:
         cell.set("unit", "MiB")
         if int(cell.get("memory", "0")):
-            cell.set("memory", str(_CELL_MIB))
-            mebibytes += _CELL_MIB
+            cell.set("memory", str(_CELL_MIB if mebibytes else _CELL_MIB + extra_mib))
+            mebibytes += int(cell.get("memory", "0"))
         if cell.get("cpus") and not keep_cpus:
             cell.set("cpus", str(vcpus))
             vcpus += 1
-        for attribute in ("memAccess", "discard"):
-            cell.attrib.pop(attribute, None)
+        _drop_attributes(cell, "memAccess", "discard")
 
-    cpu = etree.Element("cpu", mode="custom", match="exact", check="none")
-    _add(cpu, "model", text="qemu64", fallback="forbid")
-    # OVMF uses no more than 40 address bits on a CPU without 1 GiB pages.
-    _add(cpu, "feature", name="pdpe1gb", policy="require")
-    bits = source.find("cpu/maxphysaddr")
-    if bits is not None:
-        cpu.append(_emulated_address_bits(bits))
     if cells:
         _add(cpu, "numa").extend(cells)
     memory = etree.Element("memory", unit="MiB")
-    memory.text = str(mebibytes or _LONE_NODE_MIB)
+    memory.text = str(mebibytes or _LONE_NODE_MIB + extra_mib)
     vcpu = etree.Element("vcpu")
     vcpu.text = str(max(1, vcpus))
     return [memory, vcpu, cpu]
 
 
-def _emulated_address_bits(maxphysaddr: etree._Element) -> etree._Element:
+def _emulated_address_bits(maxphysaddr: etree._Element) -> int:
     if maxphysaddr.get("mode") == "emulate":
-        return _copied(maxphysaddr)
+        return int(maxphysaddr.get("bits", "40"))
     match = re.search(r"address sizes\s*: (\d+) bits physical", Path("/proc/cpuinfo").read_text())
-    bits = min(int(match.group(1)) if match else 40, int(maxphysaddr.get("limit", "64")))
-    return etree.Element("maxphysaddr", mode="emulate", bits=str(bits))
+    return min(int(match.group(1)) if match else 40, int(maxphysaddr.get("limit", "64")))
 
 
 # Devices: which become what.
@@ -344,7 +349,7 @@ def _chosen(device: etree._Element, number: int, scratch: Path, stand_in: StandI
         case "controller", "scsi" | "virtio-serial" | "usb" | "sata" | "ide":
             return _stripped(device, "master")
         case "interface", _:
-            return _network_card(device, number, device.find("model").get("type"))
+            return _network_card(device, number, _model(device))
         case "disk", _:
             return _disk(device, scratch / f"disk{number}")
         case "memballoon", _:
@@ -355,10 +360,8 @@ def _chosen(device: etree._Element, number: int, scratch: Path, stand_in: StandI
             return card
         case "input", "keyboard" | "mouse" | "tablet":
             return _stripped(device)
-        case "video", _:
-            model = _stripped(device, "model")
-            if model.find("model").get("type") in ("bochs", "vga", "cirrus"):
-                return model
+        case "video", _ if _model(device) in ("bochs", "vga", "cirrus"):
+            return _stripped(device, "model")
     return _network_card(device, number, "virtio-non-transitional")
 
 
@@ -377,7 +380,7 @@ def _disk(device: etree._Element, path: Path) -> etree._Element:
     disk = _stripped(device, "target")
     disk.set("type", "file")
     disk.set("device", "disk")
-    disk.attrib.pop("snapshot", None)
+    _drop_attributes(disk, "snapshot")
     _add(disk, "driver", name="qemu", type="raw")
     _add(disk, "source", file=str(path))
     return disk
@@ -385,8 +388,10 @@ def _disk(device: etree._Element, path: Path) -> etree._Element:
 
 def _stripped(device: etree._Element, *kept: str) -> etree._Element:
     """The device with its attributes, alias, address, and of its other children the `kept` ones."""
-    result = etree.Element(device.tag, dict(device.attrib))
-    result.extend(_copied(child) for child in device if child.tag in ("alias", "address", *kept))
+    result = _copied(device)
+    for child in list(result):
+        if child.tag not in ("alias", "address", *kept):
+            result.remove(child)
     return result
 
 
@@ -440,10 +445,21 @@ def _alias(device: etree._Element) -> str:
     return "" if alias is None else alias.get("name", "")
 
 
+def _model(device: etree._Element) -> str:
+    model = device.find("model")
+    return "" if model is None else model.get("type", "")
+
+
 def _set_alias(device: etree._Element, name: str) -> None:
     for alias in device.findall("alias"):
         device.remove(alias)
     _add(device, "alias", name=name)
+
+
+def _drop_attributes(element: etree._Element, *names: str) -> None:
+    for name in names:
+        if name in element.attrib:
+            del element.attrib[name]
 
 
 def _has_pci_address(device: etree._Element) -> bool:
@@ -504,9 +520,9 @@ def _initramfs() -> bytes:
         ("TRAILER!!!", 0, b"", 0),
     ]
     archive = bytearray()
-    for inode, (name, mode, content, device_major) in enumerate([*folders, *files], start=1):
+    for inode, (name, mode, content, major) in enumerate([*folders, *files], start=1):
         encoded = name.encode() + b"\0"
-        numbers = (inode, mode, 0, 0, 1, 0, len(content), 0, 0, device_major, 1 if device_major else 0, len(encoded), 0)
+        numbers = (inode, mode, 0, 0, 1, 0, len(content), 0, 0, major, min(major, 1), len(encoded), 0)
         archive += b"070701" + b"".join(b"%08x" % number for number in numbers) + encoded
         archive += bytes(-len(archive) % 4) + content
         archive += bytes(-len(archive) % 4)
@@ -516,26 +532,14 @@ def _initramfs() -> bytes:
 def _await_report(guest: libvirt.RunningDomain, scratch: Path, timeout: float) -> list[str]:
     """The lines of the guest's report. Raises GuestFailed as soon as it is clear that none will come."""
     deadline = time.monotonic() + timeout
-    last_sign, seen = time.monotonic(), ("", "")
     while True:
         console, firmware = _text(scratch / "console"), _text(scratch / "firmware")
         if _END in console:
             return console.splitlines()
-        if (console, firmware) != seen:
-            last_sign, seen = time.monotonic(), (console, firmware)
-        now = time.monotonic()
-        problem = None
-        if "Kernel panic" in console:
-            problem = "the guest's kernel panicked"
-        elif match := _SEABIOS_GIVES_UP.search(firmware):
-            problem = f"SeaBIOS gave up: {match[0]}"
-        elif firmware.count(_SEABIOS_BUS) > _MOST_SEABIOS_BUSES:
-            problem = "SeaBIOS numbers buses without end, as it does when bus numbers collide"
-        elif now > deadline:
+        problem = _visible_problem(console, firmware)
+        if not problem and time.monotonic() > deadline:
             problem = f"no report from the guest in {timeout:.0f} s"
-        elif now - last_sign > _SILENCE_SECONDS:
-            problem = f"no sign of life from the guest in {_SILENCE_SECONDS:.0f} s"
-        else:
+        if not problem:
             try:
                 guest.check()
             except libvirt.DomainDied as death:
@@ -543,6 +547,17 @@ def _await_report(guest: libvirt.RunningDomain, scratch: Path, timeout: float) -
         if problem:
             raise GuestFailed(f"{problem}\n{_tail('console', console)}\n{_tail('firmware', firmware)}")
         time.sleep(_POLL_SECONDS)
+
+
+def _visible_problem(console: str, firmware: str) -> str | None:
+    """What a console (kernel, OVMF) or firmware log (SeaBIOS) tells of a boot that will come to nothing."""
+    if match := _FATAL_CONSOLE.search(console):
+        return f"the guest's console says: {match[0]}"
+    if match := _FATAL_SEABIOS.search(firmware):
+        return f"SeaBIOS gives up: {match[0]}"
+    if firmware.count(_SEABIOS_BUS) > _MOST_SEABIOS_BUSES:
+        return "SeaBIOS numbers buses without end, as it does when bus numbers collide"
+    return None
 
 
 def _text(path: Path) -> str:
@@ -564,8 +579,11 @@ class _Monitored:
     bars: tuple[int, ...]
 
 
+_NOTHING = _Monitored("", "", "", ())
+
+
 def _monitored_functions(buses: Any) -> Iterator[tuple[str, _Monitored]]:
-    """Each function in QMP's `query-pci` by BDF, however deep its bridges. Colliding bus numbers make BDFs occur twice."""
+    """Each function in QMP's `query-pci` with its BDF, which is not unique when bus numbers collide."""
     for bus in buses:
         for function in bus.get("devices", ()):
             bdf = f"0000:{function['bus']:02x}:{function['slot']:02x}.{function['function']:x}"
@@ -578,7 +596,10 @@ def _monitored_functions(buses: Any) -> Iterator[tuple[str, _Monitored]]:
 
 
 def _view(
-    report: Sequence[str], monitored: Sequence[tuple[str, _Monitored]], expected: Sequence[_Expected], seconds: float
+    report: Sequence[str],
+    monitored: Sequence[tuple[str, _Monitored]],
+    expected: Sequence[_Expected],
+    seconds: float,
 ) -> GuestView:
     bars = {bdf: function.bars for bdf, function in monitored}
     pci: dict[str, GuestPci] = {}
@@ -596,16 +617,16 @@ def _view(
             case ["kernel", message]:
                 messages.append(message)
 
-    where = {function.alias: (bdf, function) for bdf, function in monitored if function.alias}
+    by_alias = {function.alias: (bdf, function) for bdf, function in monitored if function.alias}
     found: dict[bool, dict[str, GuestDevice]] = {True: {}, False: {}}
     missing = []
-    for device in expected:
-        bdf, function = where.get(device.alias, ("", None))
+    for wanted in expected:
+        bdf, function = by_alias.get(wanted.alias, ("", _NOTHING))
         shown = pci.get(bdf)
-        if shown and function and _is_same(shown, function) and _route_of_path(shown.path) == device.route:
-            found[device.passthrough][device.alias] = GuestDevice(bdf, shown.numa_node, shown.bars_assigned)
+        if shown and _is_same(shown, function) and _route_of_path(shown.path) == wanted.route:
+            found[wanted.passthrough][wanted.alias] = GuestDevice(bdf, shown.numa_node, shown.bars_assigned)
         else:
-            missing.append(device.alias)
+            missing.append(wanted.alias)
     return GuestView(found[True], found[False], pci, nodes, messages, missing, seconds)
 
 

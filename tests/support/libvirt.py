@@ -128,7 +128,7 @@ def define_and_dump(xml: str) -> str:
     ensure_libvirtd()
     root = parse_domain(xml)
     original_type, original_name = root.get("type", ""), root.findtext("name", "")
-    uuid_holders = root.xpath("/domain/uuid | /domain/sysinfo/system/entry[@name='uuid']")
+    uuid_holders = [*root.iterfind("uuid"), *root.iterfind("sysinfo/system/entry[@name='uuid']")]
     original_uuid = next((holder.text for holder in uuid_holders if holder.text), None)
 
     unique_name, unique_uuid = unique_domain_name(), str(uuid.uuid4())
@@ -140,9 +140,10 @@ def define_and_dump(xml: str) -> str:
     name.text = unique_name
     for holder in uuid_holders:
         holder.text = unique_uuid
-    for emulator in root.findall("devices/emulator"):
-        if not Path(emulator.text or "").exists():
-            emulator.getparent().remove(emulator)
+    for devices in root.findall("devices"):
+        for emulator in devices.findall("emulator"):
+            if not Path(emulator.text or "").exists():
+                devices.remove(emulator)
 
     dumped = _define_dump_undefine(root, unique_name)
     if original_type == "kvm":
@@ -199,20 +200,23 @@ def validate(xml: str) -> None:
     """Holds a domain against libvirt's schema with `virt-xml-validate`.
 
     libvirt is more lenient than its schema, and KubeVirt relies on it. What KubeVirt writes against the schema is
-    taken out first, and nothing else: empty `<bios>`, `<baseBoard>`, `<chassis>` in `<sysinfo>`; the `type` and an empty
-    `bus` of a hostdev's source address; the `name` of a block disk's source.
+    taken out first, and nothing else: empty `<bios>`, `<baseBoard>`, `<chassis>` in `<sysinfo>`; the `type` and an
+    empty `bus` of a hostdev's source address; the `name` of a block disk's source.
 
     Raises LibvirtRejected with the validator's message.
     """
     root = parse_domain(xml)
-    for block in root.xpath("/domain/sysinfo/*[not(*)]"):
-        block.getparent().remove(block)
-    for address in root.xpath("/domain/devices/hostdev/source/address"):
-        address.attrib.pop("type", None)
+    for sysinfo in root.findall("sysinfo"):
+        for block in list(sysinfo):
+            if len(block) == 0:
+                sysinfo.remove(block)
+    for address in root.iterfind("devices/hostdev/source/address"):
+        if "type" in address.attrib:
+            del address.attrib["type"]
         if address.get("bus") == "":
             del address.attrib["bus"]
-    for source in root.xpath("/domain/devices/disk[@type='block']/source[@dev]"):
-        source.attrib.pop("name", None)
+    for source in root.iterfind("devices/disk[@type='block']/source[@dev][@name]"):
+        del source.attrib["name"]
     with tempfile.NamedTemporaryFile("w", suffix=".xml", encoding="utf-8") as file:
         file.write(dump_xml(root))
         file.flush()
@@ -274,7 +278,7 @@ def running(root: etree._Element, *, timeout: float) -> Iterator[RunningDomain]:
 
 
 def _destroy(name: str, watcher: subprocess.Popen[str]) -> None:
-    """Returns once QEMU is dead. libvirt notices only when PID 1 has reaped it: in a container that can take seconds."""
+    """Returns once QEMU is dead. libvirt waits until PID 1 has reaped it, too, which in a container can take seconds."""
     with suppress(OSError, ValueError):
         process = int(Path(f"/run/libvirt/qemu/{name}.pid").read_text())
         os.kill(process, signal.SIGTERM)
