@@ -37,6 +37,12 @@ class BadInput(PcinumaError):
     exit_status = 2
 
 
+class TooLarge(BadInput):
+    """More than a sidecar's memory allows; under best-effort the domain goes back as it came."""
+
+    code = "too-large"
+
+
 class BadOption(BadInput):
     """A flag, annotation or configuration value is unknown or outside its set: exit status 2."""
 

@@ -24,7 +24,7 @@ import h2.exceptions
 Handler = Callable[[bytes], bytes]
 """Serialized request in, serialized response out; raises RpcError."""
 
-MAX_MESSAGE = 4 * 1024 * 1024  # what gRPC takes by default, virt-launcher included: a larger answer would be lost
+MAX_MESSAGE = 4 * 1024 * 1024  # what gRPC takes by default, virt-launcher included
 MAX_CALLS = 64
 MAX_CONNECTIONS = 64
 _PREFIX = 5

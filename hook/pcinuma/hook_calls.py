@@ -13,10 +13,13 @@ from typing import Any, Literal
 from pcinuma import options as option_sources
 from pcinuma import report
 from pcinuma.domain_xml import encoding_of
-from pcinuma.errors import BadInput, HostUnreadable, PcinumaError, PolicyNotMet
+from pcinuma.errors import BadInput, HostUnreadable, PcinumaError, PolicyNotMet, TooLarge
 from pcinuma.model import Finding, HostQuery, HostTopology, Options, Outcome, Plan, Report
 from pcinuma.pipeline import Result, transform
 from pcinuma.plan import REFUSING
+
+MAX_DOMAIN = 1024 * 1024
+"""Bytes. Twenty times a large VM's domain; working on one of this size takes 51 MB of the 64 that KubeVirt gives."""
 
 Level = Literal["info", "warning", "error"]
 
@@ -47,9 +50,11 @@ def answer(
     name: dict[str, str | None] = {"namespace": None, "name": None}
     chosen: Options | None = None
     try:
-        content = option_sources.load_object(vmi, "the VMI")
+        content = option_sources.load_json_object(vmi, "the VMI")
         name = _name(content)
         chosen = option_sources.resolve({}, option_sources.from_vmi(content, "the VMI"), defaults)
+        if len(domain) > MAX_DOMAIN:
+            raise TooLarge(f"the domain XML is larger than {MAX_DOMAIN >> 20} MiB", where="the domain XML")
         result = transform(domain, chosen, read_host, where="the domain XML")
         if result.refusal is None:
             return _done(result, name)
@@ -61,7 +66,8 @@ def answer(
             return _failed(error, name)
         return _untouched(domain, error, name)
     except PcinumaError as error:
-        if isinstance(error, BadInput) or chosen is None or chosen.policy in REFUSING:
+        bad = isinstance(error, BadInput) and not isinstance(error, TooLarge)
+        if bad or chosen is None or chosen.policy in REFUSING:
             return _failed(error, name)
         return _untouched(domain, error, name)
     except Exception as error:  # noqa: BLE001 - a fault of ours must not cost a best-effort VM its start

@@ -110,7 +110,9 @@ class Log:
 
 def _as_text(record: Mapping[str, Any]) -> str:
     devices = [
-        f"{d['source'] or d['alias']} {d['placement']}" + (f" on cell {d['cell']}" if d["cell"] is not None else "")
+        f"{d['source'] or d['alias']} {d['placement']}"
+        + (f" on cell {d['cell']}" if d["cell"] is not None else "")
+        + (f" as guest {d['guestBDF']}" if d["guestBDF"] is not None else "")
         for d in record.get("devices", ())
     ]
     findings = [f"{f['severity']}: {f['message']}" for f in record.get("findings", ())]
@@ -141,8 +143,8 @@ def serve(settings: Settings) -> int:
             bound = _Socket(path)
             servers.append((bound, Server(bound.listener, served)))
         for bound, server in servers:
-            bound.publish()
             threading.Thread(target=server.serve, daemon=True).start()
+            bound.publish()
         ready = True
         for bound, _ in servers:
             settings.log.write("info", "ready", {"socket": bound.path})
@@ -186,42 +188,60 @@ def new_socket_name(container: str | None, folder: str = SOCKET_FOLDER) -> str:
 
 
 class _Socket:
-    """A listening unix socket. It stands under its name from :meth:`publish`, which listens at once, to
-    :meth:`withdraw`, and never under another: virt-launcher dials whatever it finds in the folder."""
+    """A listening unix socket that stands under its name from :meth:`publish` to :meth:`withdraw`.
+
+    It is bound in a folder of its own beside that name and moved when it listens: virt-launcher dials whatever it
+    finds, so the name must not be there earlier, nor the socket under any other name.
+    """
 
     def __init__(self, path: str):
         self.path = path
         self._inode: int | None = None
+        self._folder = os.path.join(os.path.dirname(path) or ".", f".{os.urandom(4).hex()}")
         if len(os.fsencode(path)) > _LONGEST_PATH:
             raise BadInput(f"cannot listen: the path is too long, {_LONGEST_PATH} bytes are the most", where=path)
         _refuse_if_served(path)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-
-    def publish(self) -> None:
-        """Bind to the name, in place of a stale socket, and listen."""
-        old = os.umask(0o177)
-        stale = os.path.join(os.path.dirname(self.path) or ".", f".{os.urandom(4).hex()}")
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.rename(self.path, stale)
-            self.listener.bind(self.path)
-            self.listener.listen(_BACKLOG)
-            self._inode = os.stat(self.path).st_ino
+            self._listen()
         except OSError as error:
-            raise BadInput(f"cannot listen: {error.strerror or error}", where=self.path) from None
+            self.withdraw()
+            raise BadInput(f"cannot listen: {error.strerror or error}", where=path) from None
+
+    def _listen(self) -> None:
+        os.mkdir(self._folder, 0o700)
+        folder = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        old = os.umask(0o177)
+        try:
+            inside = f"/proc/self/fd/{folder}/s"  # short, however long the folder's name is
+            self.listener.bind(inside)
+            self._inode = os.stat(inside).st_ino
+            if os.geteuid() == 0:
+                with contextlib.suppress(OSError):  # without CAP_CHOWN root keeps it, and virt-launcher is root too
+                    os.chown(inside, QEMU_USER, QEMU_USER)
+            self.listener.listen(_BACKLOG)
         finally:
             os.umask(old)
-            with contextlib.suppress(OSError):
-                os.unlink(stale)
-        if os.geteuid() == 0:
-            with contextlib.suppress(OSError):  # without CAP_CHOWN root keeps it, and virt-launcher is root too
-                os.chown(self.path, QEMU_USER, QEMU_USER)
+            os.close(folder)
+
+    def publish(self) -> None:
+        """Give the socket its name, in one step, in place of a stale one."""
+        try:
+            os.rename(os.path.join(self._folder, "s"), self.path)
+        except OSError as error:
+            raise BadInput(f"cannot listen: {error.strerror or error}", where=self.path) from None
+        with contextlib.suppress(OSError):
+            os.rmdir(self._folder)
 
     def withdraw(self) -> None:
         """Take the name away, unless another process has taken it over."""
         with contextlib.suppress(OSError):
             if os.lstat(self.path).st_ino == self._inode:
                 os.unlink(self.path)
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(self._folder, "s"))
+        with contextlib.suppress(OSError):
+            os.rmdir(self._folder)
 
 
 def _refuse_if_served(path: str) -> None:
@@ -354,7 +374,7 @@ def _handlers(settings: Settings, calls: _Calls, end: Callable[[], None]) -> dic
         params = _parsed(messages.MutateDomainRequest, request)
         if params.domain_type != "libvirt":
             raise RpcError(
-                INVALID_ARGUMENT, f"pcinuma: error: domain type {one_line(params.domain_type, 80)!r} is not libvirt"
+                INVALID_ARGUMENT, f"pcinuma: error: domain type '{one_line(params.domain_type, 80)}' is not libvirt"
             )
         context = params.sidecar_context.invocation_context
         xml = calls.define(params.domain, params.vmi, f"MutateDomain {one_line(context, 40)}".rstrip())

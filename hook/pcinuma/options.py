@@ -149,6 +149,17 @@ def load_object(data: bytes, where: str) -> Mapping[str, Any]:
     return content
 
 
+def load_json_object(data: bytes, where: str) -> Mapping[str, Any]:
+    """A Kubernetes object from JSON, which is what KubeVirt hands a hook. Raises BadInput when it is none."""
+    try:
+        content = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"not JSON: {error}", where=where) from None
+    if not isinstance(content, Mapping):
+        raise BadInput("not a Kubernetes object", where=where)
+    return content
+
+
 def load_yaml(data: bytes, where: str) -> Any:
     """What the YAML (or JSON) text holds. Raises BadInput with the line when it is neither or too large."""
     if len(data) > MAX_BYTES:
@@ -176,7 +187,7 @@ def _loaded_yaml(text: str, where: str) -> Any:
         if node is None:
             return None
         if _expanded_size(node, {}) > MAX_EXPANDED:
-            raise BadInput("not YAML that can be read: its aliases repeat too much", where=where)
+            raise BadInput("not YAML that can be read: it holds too much, or its aliases repeat too much", where=where)
         return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
         line = f"{where}, line {error.problem_mark.line + 1}" if error.problem_mark else where

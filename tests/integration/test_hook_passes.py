@@ -155,7 +155,7 @@ def test_a_second_start_on_other_host_devices(hook: Sidecar, version: str) -> No
     assert [one.answer for one in play(hook, DOMAIN, version)] == [one.answer for one in first]
 
 
-@pytest.mark.parametrize("version", PASSES)
+@pytest.mark.parametrize("version", ["1.4", "1.9"])
 def test_the_next_start_gets_other_devices_under_the_set_that_libvirt_knows(hook: Sidecar, version: str) -> None:
     """The domain of an earlier start, our controllers and all, with other functions in it: the old set goes as a whole."""
     before = play(hook, DOMAIN, version)[-1].defined
@@ -180,7 +180,7 @@ def test_the_next_start_gets_other_devices_under_the_set_that_libvirt_knows(hook
     assert sidecar.layout(define_and_dump(answer)) == (controllers, devices)
 
 
-@pytest.mark.parametrize("version", PASSES)
+@pytest.mark.parametrize("version", ["1.4", "1.9"])
 def test_a_migration_target(hook: Sidecar, version: str) -> None:
     """It is asked for a domain of its own, and what it answers is thrown away; no later start may notice."""
     expected = [one.answer for one in play(hook, DOMAIN, version)]

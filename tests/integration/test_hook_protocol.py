@@ -164,7 +164,7 @@ def test_a_compressed_request_is_refused_by_its_status(hook: Sidecar) -> None:
 # --- size, number, impatience ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [MEGABYTE // 2, 3 * MEGABYTE])
+@pytest.mark.parametrize("size", [MEGABYTE // 10, 9 * MEGABYTE // 10])
 def test_a_large_domain(client: Client, size: int) -> None:
     """Beyond every initial flow control window, both ways; the comment comes back to the byte."""
     comment = b"<!--" + random.Random(size).randbytes(size // 2).hex().encode() + b"-->"
@@ -172,6 +172,15 @@ def test_a_large_domain(client: Client, size: int) -> None:
     answer = client.define(large, vmi())
     assert answer.count(comment) == 1
     assert answer.replace(comment, b"") == client.define(DOMAIN, vmi())
+
+
+def test_a_domain_that_would_take_the_sidecars_memory(client: Client) -> None:
+    """3 MiB would take more than the container's 64 MB: best-effort costs no VM its start, restricted says why."""
+    large = DOMAIN.replace(b"<memballoon ", b"<!--" + b"x" * 3 * MEGABYTE + b"--><memballoon ", 1)
+    assert client.define(large, vmi()) == large
+    code, said = refused(lambda: client.define(large, vmi({"policy": "restricted"})))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT
+    assert "MiB" in said
 
 
 def test_a_message_over_the_limit(client: Client) -> None:

@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -25,8 +24,11 @@ from lxml import etree
 
 URI = "qemu:///system"
 _ENVIRONMENT = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"}
+_NO_CONNECTION = re.compile("failed to connect to the hypervisor|Disconnected from|Cannot recv data", re.IGNORECASE)
 _DAEMON_START_SECONDS = 30.0
+_ANSWER_SECONDS = 120.0
 _KILL_SECONDS = 10.0
+_LOG_LINES = 8
 _POLL_SECONDS = 0.05
 
 
@@ -39,7 +41,7 @@ class LibvirtRejected(Exception):
 
 
 class DomainDied(Exception):
-    """A domain that ran is gone; the message is what libvirt told of its end."""
+    """A domain that ran is gone; the message is what libvirt and QEMU told of its end."""
 
 
 def parse_domain(xml: str) -> etree._Element:
@@ -53,11 +55,28 @@ def dump_xml(root: etree._Element) -> str:
 
 
 def virsh(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """One virsh command on the system's libvirt, messages in English, never raising for its status."""
+    """One virsh command on the system's libvirt, messages in English. The caller looks at the status.
+
+    Raises LibvirtUnavailable when there is no connection, or no answer in two minutes.
+    """
     command = ["virsh", "--quiet", "--connect", URI, *arguments]
-    return subprocess.run(
-        command, env=_ENVIRONMENT, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
+    try:
+        result = subprocess.run(
+            command,
+            env=_ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_ANSWER_SECONDS,
+        )
+    except FileNotFoundError:
+        raise LibvirtUnavailable("virsh is not installed (Debian: libvirt-clients libvirt-daemon-system)") from None
+    except subprocess.TimeoutExpired:
+        raise LibvirtUnavailable(f"no answer to virsh {arguments[0]} in {_ANSWER_SECONDS:.0f} s") from None
+    if result.returncode != 0 and _NO_CONNECTION.search(result.stderr):
+        raise LibvirtUnavailable(_message(result.stderr))
+    return result
 
 
 def ensure_libvirtd() -> None:
@@ -70,8 +89,6 @@ def ensure_libvirtd() -> None:
     """
     if _answers():
         return
-    if shutil.which("virsh", path=_ENVIRONMENT["PATH"]) is None:
-        raise LibvirtUnavailable("virsh is not installed (Debian: libvirt-clients libvirt-daemon-system)")
     if os.geteuid() != 0:
         raise LibvirtUnavailable(f"{URI} does not answer, and only root can start libvirtd")
     lock_path = Path(tempfile.gettempdir()) / "pcinuma-test-libvirtd.lock"
@@ -90,7 +107,7 @@ def ensure_libvirtd() -> None:
 def _answers() -> bool:
     try:
         return virsh("version").returncode == 0
-    except FileNotFoundError:
+    except LibvirtUnavailable:
         return False
 
 
@@ -157,30 +174,29 @@ def unique_domain_name() -> str:
 
 
 def _define_dump_undefine(root: etree._Element, name: str) -> str:
-    with tempfile.NamedTemporaryFile("w", suffix=".xml", encoding="utf-8") as file:
-
-        def define() -> subprocess.CompletedProcess[str]:
-            file.seek(0)
-            file.truncate()
-            file.write(dump_xml(root))
-            file.flush()
-            return virsh("define", file.name)
-
-        defined = define()
-        os_type = root.find("os/type")
+    os_type = root.find("os/type")
+    try:
+        defined = _define(root)
         if "does not support machine type" in defined.stderr and os_type is not None:
             os_type.set("machine", _machine_family(os_type.get("machine", "")))
-            defined = define()
-    if defined.returncode != 0:
-        raise LibvirtRejected(_message(defined.stderr))
-    try:
+            defined = _define(root)
+        if defined.returncode != 0:
+            raise LibvirtRejected(_message(defined.stderr))
         dumped = virsh("dumpxml", "--inactive", name)
     finally:
         # Defining makes no NVRAM file, so one at that path belongs to somebody else.
-        virsh("undefine", "--keep-nvram", name)
+        with suppress(LibvirtUnavailable):
+            virsh("undefine", "--keep-nvram", name)
     if dumped.returncode != 0:
         raise LibvirtRejected(_message(dumped.stderr))
     return dumped.stdout
+
+
+def _define(root: etree._Element) -> subprocess.CompletedProcess[str]:
+    with tempfile.NamedTemporaryFile("w", suffix=".xml", encoding="utf-8") as file:
+        file.write(dump_xml(root))
+        file.flush()
+        return virsh("define", file.name)
 
 
 def _machine_family(machine: str) -> str:
@@ -234,13 +250,18 @@ class RunningDomain:
     _watcher: subprocess.Popen[str]
 
     def check(self) -> None:
-        """Raises LibvirtRejected when libvirt did not start the domain, DomainDied when it started and is gone."""
+        """Raises what became of the domain, if it does not run.
+
+        LibvirtRejected: libvirt did not start it; DomainDied: it started and is gone; LibvirtUnavailable: nobody knows.
+        """
         if self._watcher.poll() is None:
             return
         told = self._watcher.communicate()[0]
+        if _NO_CONNECTION.search(told):
+            raise LibvirtUnavailable(_message(told))
         if "Failed to create domain" in told:
             raise LibvirtRejected(_message(told.replace(f"failed to get domain '{self.name}'", "")))
-        raise DomainDied(_message(told))
+        raise DomainDied(f"{_message(told)}\n{_qemu_log_tail(self.name)}")
 
     def qmp(self, command: str) -> Any:
         """Asks QEMU's monitor. Raises DomainDied when no answer comes."""
@@ -255,7 +276,7 @@ def running(root: etree._Element, *, timeout: float) -> Iterator[RunningDomain]:
     """Starts a transient domain under its own `<name>`, which must be unique, and destroys it at the end of the block.
 
     The connection that starts the domain stays open to watch it, for `timeout` seconds at most, and libvirt destroys
-    the domain when it closes: a killed test run leaves no guest behind.
+    the domain when it closes: a killed test run leaves no guest behind for longer.
     """
     ensure_libvirtd()
     name = root.findtext("name", "")
@@ -275,6 +296,19 @@ def running(root: etree._Element, *, timeout: float) -> Iterator[RunningDomain]:
             yield RunningDomain(name, watcher)
         finally:
             _destroy(name, watcher)
+
+
+def _qemu_log(name: str) -> Path:
+    return Path(f"/var/log/libvirt/qemu/{name}.log")
+
+
+def _qemu_log_tail(name: str) -> str:
+    """What QEMU said last, without the command line libvirt logs before."""
+    try:
+        lines = _qemu_log(name).read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    return "\n".join(line for line in lines[-_LOG_LINES:] if not line.startswith("-"))
 
 
 def _destroy(name: str, watcher: subprocess.Popen[str]) -> None:
@@ -298,10 +332,11 @@ def _is_dead(process: int) -> bool:
 def _tidy(name: str, watcher: subprocess.Popen[str]) -> None:
     with suppress(subprocess.TimeoutExpired):
         watcher.wait(timeout=_KILL_SECONDS)
-    virsh("destroy", name)
+    with suppress(LibvirtUnavailable):
+        virsh("destroy", name)
     watcher.terminate()
     watcher.wait()
     if watcher.stdout is not None:
         watcher.stdout.close()
     with suppress(OSError):
-        Path(f"/var/log/libvirt/qemu/{name}.log").unlink()
+        _qemu_log(name).unlink()
