@@ -7,7 +7,8 @@ import time
 import pytest
 
 from tests.support import libvirt
-from tests.support.guest import GuestFailed, big_bar, boot
+from tests.support.guest import boot
+from tests.support.stand_in import GuestFailed, big_bar
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
 
@@ -36,7 +37,9 @@ DOMAIN = """<?xml version="1.0" encoding="UTF-8"?>
 
 # Two buses an expander: itself, and its port's. FIRST and SECOND are the two busNr.
 EXPANDERS = """
-    <controller type="pci" index="1" model="pcie-expander-bus"><target busNr="FIRST"><node>0</node></target></controller>
+    <controller type="pci" index="1" model="pcie-expander-bus">
+      <target busNr="FIRST"><node>0</node></target>
+    </controller>
     <controller type="pci" index="2" model="pcie-root-port">
       <target hotplug="off"/><address type="pci" bus="0x01" slot="0x00" function="0x0"/>
     </controller>

@@ -4,27 +4,18 @@ The domain that boots is a stand-in: the same PCI controllers and the same guest
 little memory, no KVM. `boot` tells what differs.
 """
 
-import copy
 import functools
-import json
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lxml import etree
-
 from tests.support import libvirt
+from tests.support.stand_in import Expected, GuestFailed, Route, StandIn, stand_in_domain
 
-StandIn = Callable[[etree._Element], etree._Element | None]
-
-_QEMU = "http://libvirt.org/schemas/domain/qemu/1.0"
-_CELL_MIB = 96
-_LONE_NODE_MIB = 192
-_MOST_VCPUS = 4
 _POLL_SECONDS = 0.05
 _TAIL_LINES = 25
 _EXPANSION_ROM = 6
@@ -35,13 +26,6 @@ _MOST_SEABIOS_BUSES = 1000
 # An assertion that QEMU 10.0's emulation fails now and then, whatever the guest.
 _QEMU_BUG = "iotlb_to_section"
 _BUSYBOX = Path("/bin/busybox")
-_KERNELS = ("vmlinuz-*-cloud-amd64", "vmlinuz-*")
-# The port driver (hotplug, AER, PME) starts after the buses are scanned, and takes a quarter of the time.
-_KERNEL_ARGUMENTS = (
-    "console=ttyS0 quiet rdinit=/init panic=-1 nokaslr mitigations=off initcall_blacklist=pcie_portdrv_init"
-)
-_OVMF_FOLDER = Path("/usr/share/OVMF")
-_OVMF_PAIRS = (("OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"), ("OVMF_CODE.fd", "OVMF_VARS.fd"))
 
 # Each line of the report is a word and its values, separated by tabs. The loops use shell builtins alone: to start a
 # process is what takes time under emulation.
@@ -70,10 +54,6 @@ echo "@END@"
 exec $box sleep 100000
 """
 _END = "@END@"
-
-
-class GuestFailed(Exception):
-    """The guest did not come up; the message says how, with the ends of the console and of the firmware's log."""
 
 
 @dataclass(frozen=True)
@@ -128,24 +108,6 @@ class GuestView:
     seconds: float
 
 
-@dataclass(frozen=True)
-class _Route:
-    """The way to a function: the number of its root bus, then slot.function of each bridge and of itself.
-
-    It follows from the domain alone, and the guest's sysfs paths have it too, whatever numbers the buses between got.
-    """
-
-    root_bus: int
-    steps: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Expected:
-    alias: str
-    passthrough: bool
-    route: _Route
-
-
 def boot(xml: str, *, firmware: str | None = None, timeout: float = 240, stand_in: StandIn | None = None) -> GuestView:
     """Boots a stand-in for the domain under `firmware` (`seabios`, which is the default, or `ovmf`).
 
@@ -188,331 +150,13 @@ def _boot_once(xml: str, ovmf: bool, timeout: float, stand_in: StandIn | None) -
     with tempfile.TemporaryDirectory(prefix="pcinuma-guest-") as folder:
         scratch = Path(folder)
         (scratch / "initramfs").write_bytes(_initramfs())
-        domain, expected = _stand_in_domain(xml, scratch, ovmf, stand_in)
+        domain, expected = stand_in_domain(xml, scratch, ovmf, stand_in)
         started = time.monotonic()
         with libvirt.running(domain, timeout=timeout) as guest:
             report = _await_report(guest, scratch, timeout)
             seconds = time.monotonic() - started
             monitored = list(_monitored_functions(guest.qmp("query-pci")))
     return _view(report, monitored, expected, seconds)
-
-
-def big_bar(gibibytes: int) -> StandIn:
-    """A stand-in for every passthrough device: a pci-testdev with a 64-bit memory BAR of that size and an I/O BAR.
-
-    libvirt does not know that device, so it comes by `qemu:commandline`.
-    """
-
-    def stand_in(device: etree._Element) -> etree._Element:
-        address = _pci_address(device)
-        index = _number(address, "bus")
-        parent = _pci_controllers(device.getroottree().getroot())[index]
-        bus = _alias(parent) or ("pcie.0" if parent.get("model") == "pcie-root" else f"pci.{index}")
-        properties = {
-            "driver": "pci-testdev",
-            "id": _alias(device),
-            "bus": bus,
-            "addr": f"{_number(address, 'slot'):#x}.{_number(address, 'function'):#x}",
-            "multifunction": address.get("multifunction") == "on",
-            "membar": gibibytes << 30,
-        }
-        # As JSON, like libvirt's own devices: QEMU makes the others first, when the root ports are not there yet.
-        return _commandline(["-device", json.dumps(properties)])
-
-    return stand_in
-
-
-# The stand-in domain.
-
-
-def _stand_in_domain(
-    xml: str, scratch: Path, ovmf: bool, stand_in: StandIn | None
-) -> tuple[etree._Element, list[_Expected]]:
-    given = libvirt.parse_domain(xml)
-    _name_passthrough(given)
-    source = libvirt.parse_domain(libvirt.define_and_dump(libvirt.dump_xml(given)))
-    _name_others(source)
-    os_type = source.find("os/type")
-    if os_type is None or os_type.get("arch") != "x86_64":
-        raise GuestFailed("only x86_64 domains can be booted here")
-
-    domain = etree.Element("domain", {"type": "qemu"}, nsmap={"qemu": _QEMU})
-    _add(domain, "name", text=libvirt.unique_domain_name())
-    domain.append(_operating_system(os_type, scratch, ovmf))
-    domain.extend(_processors_and_memory(source, ovmf))
-    _add(_add(domain, "features"), "acpi")
-    # A panicking kernel reboots, and that must be the domain's end.
-    _add(domain, "on_reboot", text="destroy")
-    # QEMU runs as root then, may write to scratch, and the host's kernel image keeps its owner.
-    _add(_add(domain, "seclabel", type="static", model="dac", relabel="no"), "label", text="+0:+0")
-
-    devices = _add(domain, "devices")
-    arguments = _arguments(source.find(f"{{{_QEMU}}}commandline"))
-    controllers = _pci_controllers(source)
-    expected = []
-    for number, device in enumerate(source.iterfind("devices/*")):
-        chosen = _chosen(device, number, scratch, stand_in)
-        if chosen is None:
-            continue
-        if chosen.tag == f"{{{_QEMU}}}commandline":
-            arguments += _arguments(chosen)
-        else:
-            devices.append(chosen)
-        if _is_endpoint(device):
-            route = _route(_pci_address(device), controllers)
-            expected.append(_Expected(_alias(device), _is_passthrough(device), route))
-    _add(_add(devices, "serial", type="file"), "source", path=str(scratch / "console"))
-    arguments += ["-chardev", f"file,id=firmware,path={scratch / 'firmware'}"]
-    arguments += ["-device", "isa-debugcon,iobase=0x402,chardev=firmware"]
-    domain.append(_commandline(arguments))
-    return domain, expected
-
-
-def _operating_system(os_type: etree._Element, scratch: Path, ovmf: bool) -> etree._Element:
-    system = etree.Element("os")
-    system.append(_copied(os_type))
-    if ovmf:
-        code, variables = _ovmf_files()
-        _add(system, "loader", text=str(code), readonly="yes", type="pflash")
-        _add(system, "nvram", text=str(scratch / "variables"), template=str(variables))
-    _add(system, "kernel", text=str(_kernel()))
-    _add(system, "initrd", text=str(scratch / "initramfs"))
-    _add(system, "cmdline", text=_KERNEL_ARGUMENTS)
-    return system
-
-
-def _kernel() -> Path:
-    for pattern in _KERNELS:
-        found = sorted(Path("/boot").glob(pattern), key=lambda path: path.stat().st_mtime)
-        if found:
-            return found[-1]
-    raise GuestFailed("no kernel in /boot (Debian: linux-image-cloud-amd64)")
-
-
-def _ovmf_files() -> tuple[Path, Path]:
-    for code, variables in _OVMF_PAIRS:
-        if (_OVMF_FOLDER / code).exists():
-            return _OVMF_FOLDER / code, _OVMF_FOLDER / variables
-    raise GuestFailed(f"no OVMF in {_OVMF_FOLDER} (Debian: ovmf)")
-
-
-def _processors_and_memory(source: etree._Element, ovmf: bool) -> list[etree._Element]:
-    """The domain's `<memory>`, `<vcpu>` and `<cpu>`, scaled down."""
-    cpu = etree.Element("cpu", mode="custom", match="exact", check="none")
-    _add(cpu, "model", text="qemu64", fallback="forbid")
-    # OVMF uses no more than 40 address bits on a CPU without 1 GiB pages.
-    _add(cpu, "feature", name="pdpe1gb", policy="require")
-    extra_mib = 0
-    for given in source.iterfind("cpu/maxphysaddr"):
-        bits = _emulated_address_bits(given)
-        _add(cpu, "maxphysaddr", mode="emulate", bits=str(bits))
-        # OVMF before 2023 maps all of the address space by pages of 2 MiB, 8 bytes each, and dies without the memory.
-        extra_mib = 5 * 2 ** (bits - 38) // 4 if ovmf and bits > 40 else 0
-
-    cells = [_copied(cell) for cell in source.iterfind("cpu/numa/cell")]
-    with_cpus = [bool(cell.get("cpus")) for cell in cells]
-    if with_cpus != sorted(with_cpus, reverse=True):
-        raise GuestFailed("libvirtd 9.0 crashes when a cell without CPUs stands before one with CPUs")
-    keep_cpus = int(source.findtext("vcpu", "1")) <= _MOST_VCPUS
-    vcpus = int(source.findtext("vcpu", "1")) if keep_cpus else 0
-    mebibytes = 0
-    for cell in cells:
-        cell.set("unit", "MiB")
-        if int(cell.get("memory", "0")):
-            cell.set("memory", str(_CELL_MIB if mebibytes else _CELL_MIB + extra_mib))
-            mebibytes += int(cell.get("memory", "0"))
-        if cell.get("cpus") and not keep_cpus:
-            cell.set("cpus", str(vcpus))
-            vcpus += 1
-        _drop_attributes(cell, "memAccess", "discard")
-
-    if cells:
-        _add(cpu, "numa").extend(cells)
-    memory = etree.Element("memory", unit="MiB")
-    memory.text = str(mebibytes or _LONE_NODE_MIB + extra_mib)
-    vcpu = etree.Element("vcpu")
-    vcpu.text = str(max(1, vcpus))
-    return [memory, vcpu, cpu]
-
-
-def _emulated_address_bits(maxphysaddr: etree._Element) -> int:
-    if maxphysaddr.get("mode") == "emulate":
-        return int(maxphysaddr.get("bits", "40"))
-    match = re.search(r"address sizes\s*: (\d+) bits physical", Path("/proc/cpuinfo").read_text())
-    return min(int(match.group(1)) if match else 40, int(maxphysaddr.get("limit", "64")))
-
-
-# Devices: which become what.
-
-
-def _chosen(device: etree._Element, number: int, scratch: Path, stand_in: StandIn | None) -> etree._Element | None:
-    """What stands for the device, or None when the stand-in domain does without it."""
-    if not _has_pci_address(device):
-        # libvirt would add a USB controller and a balloon to a domain that does not say it has none.
-        keep = device.tag in ("controller", "memballoon") and device.get("model") == "none"
-        return _copied(device) if keep or _is_pci_controller(device) else None
-    if _is_pci_controller(device):
-        return _copied(device)
-    if _is_passthrough(device):
-        chosen = None if stand_in is None else stand_in(device)
-        return _network_card(device, number, "virtio-non-transitional") if chosen is None else chosen
-    match device.tag, device.get("type"):
-        case "controller", "scsi" | "virtio-serial" | "usb" | "sata" | "ide":
-            return _stripped(device, "master")
-        case "interface", _:
-            return _network_card(device, number, _model(device))
-        case "disk", _:
-            return _disk(device, scratch / f"disk{number}")
-        case "memballoon", _:
-            return _stripped(device)
-        case "rng", _:
-            card = _stripped(device)
-            _add(card, "backend", text="/dev/urandom", model="random")
-            return card
-        case "input", "keyboard" | "mouse" | "tablet":
-            return _stripped(device)
-        case "video", _ if _model(device) in ("bochs", "vga", "cirrus"):
-            return _stripped(device, "model")
-    return _network_card(device, number, "virtio-non-transitional")
-
-
-def _network_card(device: etree._Element, number: int, model: str) -> etree._Element:
-    card = etree.Element("interface", type="user")
-    _add(card, "mac", address=f"52:54:00:00:{number >> 8:02x}:{number & 0xFF:02x}")
-    _add(card, "model", type=model)
-    _add(card, "rom", enabled="no")
-    card.extend(_copied(child) for child in device if child.tag in ("alias", "address"))
-    return card
-
-
-def _disk(device: etree._Element, path: Path) -> etree._Element:
-    with path.open("wb") as file:
-        file.truncate(1 << 20)
-    disk = _stripped(device, "target")
-    disk.set("type", "file")
-    disk.set("device", "disk")
-    _drop_attributes(disk, "snapshot")
-    _add(disk, "driver", name="qemu", type="raw")
-    _add(disk, "source", file=str(path))
-    return disk
-
-
-def _stripped(device: etree._Element, *kept: str) -> etree._Element:
-    """The device with its attributes, alias, address, and of its other children the `kept` ones."""
-    result = _copied(device)
-    for child in list(result):
-        if child.tag not in ("alias", "address", *kept):
-            result.remove(child)
-    return result
-
-
-def _name_passthrough(domain: etree._Element) -> None:
-    number = 0
-    for device in domain.iterfind("devices/*"):
-        # libvirt forgets aliases without the prefix.
-        if _is_passthrough(device) and not _alias(device).startswith("ua-"):
-            _set_alias(device, f"ua-standin-{number}")
-            number += 1
-
-
-def _name_others(domain: etree._Element) -> None:
-    for device in domain.iterfind("devices/*"):
-        if _is_endpoint(device) and not _alias(device):
-            address = _pci_address(device)
-            place = "-".join(address.get(part, "0").removeprefix("0x") for part in ("bus", "slot", "function"))
-            _set_alias(device, f"ua-standin-{device.tag}-{place}")
-
-
-def _is_passthrough(device: etree._Element) -> bool:
-    kinds: Mapping[Any, Sequence[str]] = {"hostdev": ("pci", "mdev"), "interface": ("hostdev", "vdpa")}
-    return device.get("type") in kinds.get(device.tag, ())
-
-
-def _is_pci_controller(device: etree._Element) -> bool:
-    return device.tag == "controller" and device.get("type") == "pci"
-
-
-def _is_endpoint(device: etree._Element) -> bool:
-    """A PCI device that QEMU's monitor shows by an alias: the machine's own disk controllers have none."""
-    built_in = device.tag == "controller" and device.get("type") in ("sata", "ide") and device.get("index") == "0"
-    return _has_pci_address(device) and not _is_pci_controller(device) and not built_in
-
-
-# Elements and their parts.
-
-
-def _add(parent: etree._Element, tag: str, text: str | None = None, **attributes: str) -> etree._Element:
-    child = etree.SubElement(parent, tag, attributes)
-    child.text = text
-    return child
-
-
-def _copied(element: etree._Element) -> etree._Element:
-    return copy.deepcopy(element)
-
-
-def _alias(device: etree._Element) -> str:
-    alias = device.find("alias")
-    return "" if alias is None else alias.get("name", "")
-
-
-def _model(device: etree._Element) -> str:
-    model = device.find("model")
-    return "" if model is None else model.get("type", "")
-
-
-def _set_alias(device: etree._Element, name: str) -> None:
-    for alias in device.findall("alias"):
-        device.remove(alias)
-    _add(device, "alias", name=name)
-
-
-def _drop_attributes(element: etree._Element, *names: str) -> None:
-    for name in names:
-        if name in element.attrib:
-            del element.attrib[name]
-
-
-def _has_pci_address(device: etree._Element) -> bool:
-    return device.find("address[@type='pci']") is not None
-
-
-def _pci_address(device: etree._Element) -> etree._Element:
-    address = device.find("address[@type='pci']")
-    if address is None:
-        raise GuestFailed(f"libvirt gave {device.tag} {_alias(device)} no PCI address")
-    return address
-
-
-def _pci_controllers(domain: etree._Element) -> dict[int, etree._Element]:
-    found = domain.iterfind("devices/controller[@type='pci']")
-    return {int(controller.get("index", "0")): controller for controller in found}
-
-
-def _number(address: etree._Element, part: str) -> int:
-    return int(address.get(part, "0"), 0)
-
-
-def _arguments(commandline: etree._Element | None) -> list[str]:
-    return [] if commandline is None else [argument.get("value", "") for argument in commandline]
-
-
-def _commandline(arguments: Sequence[str]) -> etree._Element:
-    commandline = etree.Element(f"{{{_QEMU}}}commandline", nsmap={"qemu": _QEMU})
-    for argument in arguments:
-        _add(commandline, f"{{{_QEMU}}}arg", value=argument)
-    return commandline
-
-
-def _route(address: etree._Element, controllers: Mapping[int, etree._Element]) -> _Route:
-    steps = [f"{_number(address, 'slot'):02x}.{_number(address, 'function'):x}"]
-    parent = controllers[_number(address, "bus")]
-    while not (parent.get("model", "").endswith("-root") or parent.get("model") == "pcie-expander-bus"):
-        address = _pci_address(parent)
-        steps.insert(0, f"{_number(address, 'slot'):02x}.{_number(address, 'function'):x}")
-        parent = controllers[_number(address, "bus")]
-    target = parent.find("target[@busNr]")
-    return _Route(0 if target is None else int(target.get("busNr", "0"), 0), tuple(steps))
 
 
 # The guest's side.
@@ -609,7 +253,7 @@ def _monitored_functions(buses: Any) -> Iterator[tuple[str, _Monitored]]:
 def _view(
     report: Sequence[str],
     monitored: Sequence[tuple[str, _Monitored]],
-    expected: Sequence[_Expected],
+    expected: Sequence[Expected],
     seconds: float,
 ) -> GuestView:
     bars = {bdf: function.bars for bdf, function in monitored}
@@ -645,7 +289,7 @@ def _is_same(shown: GuestPci, function: _Monitored) -> bool:
     return (shown.vendor, shown.device) == (function.vendor, function.device)
 
 
-def _route_of_path(path: str) -> _Route:
+def _route_of_path(path: str) -> Route:
     """`/sys/devices/pci0000:f8/0000:f8:00.0/0000:f9:00.0` is root bus 0xf8, then 00.0, 00.0."""
     root, *functions = path.removeprefix("/sys/devices/").split("/")
-    return _Route(int(root.rpartition(":")[2], 16), tuple(function.rpartition(":")[2] for function in functions))
+    return Route(int(root.rpartition(":")[2], 16), tuple(function.rpartition(":")[2] for function in functions))

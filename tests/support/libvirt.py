@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -71,7 +72,7 @@ def virsh(*arguments: str) -> subprocess.CompletedProcess[str]:
             timeout=_ANSWER_SECONDS,
         )
     except FileNotFoundError:
-        raise LibvirtUnavailable("virsh is not installed (Debian: libvirt-clients libvirt-daemon-system)") from None
+        raise LibvirtUnavailable("virsh is not installed") from None
     except subprocess.TimeoutExpired:
         raise LibvirtUnavailable(f"no answer to virsh {arguments[0]} in {_ANSWER_SECONDS:.0f} s") from None
     if result.returncode != 0 and _NO_CONNECTION.search(result.stderr):
@@ -89,6 +90,8 @@ def ensure_libvirtd() -> None:
     """
     if _answers():
         return
+    if shutil.which("virsh", path=_ENVIRONMENT["PATH"]) is None:
+        raise LibvirtUnavailable("virsh is not installed (Debian: libvirt-clients libvirt-daemon-system)")
     if os.geteuid() != 0:
         raise LibvirtUnavailable(f"{URI} does not answer, and only root can start libvirtd")
     lock_path = Path(tempfile.gettempdir()) / "pcinuma-test-libvirtd.lock"
@@ -312,7 +315,7 @@ def _qemu_log_tail(name: str) -> str:
 
 
 def _destroy(name: str, watcher: subprocess.Popen[str]) -> None:
-    """Returns once QEMU is dead. libvirt waits until PID 1 has reaped it, too, which in a container can take seconds."""
+    """Returns once QEMU is dead. libvirt also waits for PID 1 to reap it, which in a container can take seconds."""
     with suppress(OSError, ValueError):
         process = int(Path(f"/run/libvirt/qemu/{name}.pid").read_text())
         os.kill(process, signal.SIGTERM)
