@@ -20,6 +20,7 @@ HOTPLUG_SPARE = 16  # ports KubeVirt may append after us (virt-launcher, hotplug
 ROOT_PORT = "pcie-root-port"
 EXPANDER = "pcie-expander-bus"
 ON_EXPANDER = (ROOT_PORT, "dmi-to-pci-bridge")  # libvirt formatdomain, Controllers: what a pcie-expander-bus takes
+_SERIAL = ("channel", "console")
 SINGLE_SLOT = (ROOT_PORT, "pcie-switch-downstream-port")
 
 Where = tuple[int, int, int]
@@ -90,7 +91,7 @@ def _part(element: Element) -> Part:
     at: Where | None = None
     if address is not None and attribute(address, "type") in (None, "", "pci") and _says_where(address):
         bus, slot, function = (_c_number(attribute(address, name)) for name in ("bus", "slot", "function"))
-        at = (bus, slot, function)
+        at = (bus, slot, function) if bus or slot else None  # 0000:00:00 asks libvirt for an address
     is_pci_controller = tag == "controller" and attribute(element, "type") == "pci"
     target = find(element, "target") if is_pci_controller else None
     node = text_of(find(target, "node"))
@@ -154,6 +155,9 @@ def _parents(read: _Read) -> Iterator[Finding]:
         parent = read.controllers.get(part.at[0])
         if parent is not None and parent.model == EXPANDER and part.model not in ON_EXPANDER:
             yield _error("not-on-expander", f"a {part.model} cannot sit on a pcie-expander-bus", part)
+        if part.model == ROOT_PORT and part.at[0] and (parent is None or parent.model != EXPANDER):
+            what = "no controller" if parent is None else f"a {parent.model}"
+            yield _error("not-on-expander", f"a {ROOT_PORT} cannot sit on index {part.at[0]}, which is {what}", part)
         if part.model == EXPANDER and part.at[0] != 0:
             yield _error("expander-parent", "an expander can sit on bus 0 only", part)
     for part in read.parts:
@@ -184,7 +188,7 @@ def _expanders(read: _Read) -> Iterator[Finding]:
             yield _error("expander-node", f"{part.name} names cell {part.node}, which the domain does not have", part)
         if part.bus_nr is None and part.ours:
             yield _error("expander-bus", f"{part.name} has no busNr", part)
-        if part.bus_nr is not None and not 1 <= part.bus_nr < BUSES:
+        if part.bus_nr is not None and not 1 <= part.bus_nr < BUSES - 1:  # libvirt takes 1 to 254
             yield _error("expander-bus", f"{part.name} has busNr {part.bus_nr}", part)
 
 
@@ -310,7 +314,25 @@ def _ports_to_come(read: _Read) -> int:
         if part.model == ROOT_PORT and not part.ours and index not in read.by_bus
     )
     waiting = sum(part.at is None and not part.is_controller and _takes_port(part.element) for part in read.parts)
-    return gaps + max(0, waiting - free - gap_free)
+    return gaps + max(0, waiting + _implied(read) - free - gap_free)
+
+
+def _implied(read: _Read) -> int:
+    """How many devices libvirt adds of itself: USB and balloon unless there is one, and the controllers and video
+    that other devices imply (libvirt qemuDomainDefAddDefaultDevices, virDomainDefAddImplicitDevices)."""
+    tags = {tag_of(part.element) for part in read.parts}
+    controllers = {attribute(p.element, "type") for p in read.parts if tag_of(p.element) == "controller"}
+    buses = {attribute(find(p.element, "target"), "bus") for p in read.parts if tag_of(p.element) == "disk"}
+    ports = {attribute(find(p.element, "target"), "type") for p in read.parts if tag_of(p.element) in _SERIAL}
+    return sum(
+        (
+            "usb" not in controllers,
+            "memballoon" not in tags,
+            "scsi" not in controllers and "scsi" in buses,
+            "virtio-serial" not in controllers and "virtio" in ports,
+            "video" not in tags and "graphics" in tags,
+        )
+    )
 
 
 def _takes_port(element: Element) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from pcinuma.audit import audit
 from pcinuma.domain_xml import load
 from pcinuma.errors import HostUnreadable
 from pcinuma.model import Domain, Finding, HostQuery, HostTopology, Options, Placement
 from pcinuma.parse import parse
+from pcinuma.pci_tree import expander_above
 from pcinuma.plan import host_query, plan
 
 
@@ -22,17 +24,19 @@ def check(
     document = load(xml, where)
     domain = parse(document)
     found = audit(document)
-    # a check reports and never refuses: what a policy would refuse is a finding each
-    reporting = Options(policy="best-effort", unmapped=options.unmapped, addressed="keep")
-    query = host_query(domain, reporting)
+    # the domain as it stands: what has an address has it, whatever the option would allow
+    as_it_stands = replace(options, addressed="keep")
+    query = host_query(domain, as_it_stands)
     try:
         host = read_host(query) if query is not None else None
     except HostUnreadable as error:
         found.append(Finding("host-unreadable", "warning", f"the host cannot be read: {error}", None, error.hint))
     else:
-        made = plan(domain, host, reporting)
-        found += made.findings
-        found += [finding for placement in made.placements if (finding := _unplaced(placement, domain)) is not None]
+        made = plan(domain, host, as_it_stands)
+        seen = [finding for placement in made.placements if (finding := _seen(placement, domain)) is not None]
+        wrong = {finding.device for finding in seen}
+        found += seen
+        found += [finding for finding in made.findings if finding.code != "foreign-cell" or finding.device not in wrong]
         if made.drop:
             names = ", ".join(str(controller.alias) for controller in made.drop)
             found.append(Finding("stale-set", "warning", f"controllers of an earlier placement do not fit: {names}"))
@@ -40,13 +44,21 @@ def check(
     return sorted(found, key=lambda finding: order[finding.severity])
 
 
-def _unplaced(placement: Placement, domain: Domain) -> Finding | None:
-    """A device that could be on its cell and is not: it has no address yet, or one that libvirt chose."""
-    if placement.kind not in ("placed", "approximate"):
+def _seen(placement: Placement, domain: Domain) -> Finding | None:
+    """What is wrong with the cell that the guest will see for a device; None when nothing is, or nobody knows."""
+    if placement.cell is None:
         return None
-    address = placement.device.address
-    if address is not None and any(c.is_ours and c.index == address.bus for c in domain.controllers):
-        return None
-    label = placement.device.label
+    label, address = placement.device.label, placement.device.address
+    at = next((c for c in domain.controllers if address is not None and c.index == address.bus), None)
+    expander = expander_above(at, domain.controllers) if at is not None else None
+    if expander is not None and expander.node is not None:
+        if expander.node == placement.cell:
+            return None
+        message = (
+            f"the guest will see {label} on cell {expander.node}, not on cell {placement.cell} as its host node says"
+        )
+        return Finding("foreign-cell", "error", message, label, "pcinuma transform --addressed move places it")
+    if placement.kind == "kept":
+        return None  # the plan's own finding says it
     message = f"{label} is on no expander: the guest will see numa_node -1 for it, not cell {placement.cell}"
     return Finding("not-placed", "warning", message, label, "pcinuma transform places it")

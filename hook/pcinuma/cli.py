@@ -160,14 +160,16 @@ def _warn(parsed: argparse.Namespace, findings: Sequence[Any]) -> None:
 
 
 def _write_report(parsed: argparse.Namespace, content: dict[str, Any]) -> None:
+    if parsed.report is None:
+        return
     if parsed.report == "-":
         raise BadOption(
             "--report takes a file: standard output carries the result alone", hint="pcinuma explain --json"
         )
-    if parsed.report is not None and parsed.report == parsed.output:
+    same = parsed.output is not None and os.path.realpath(parsed.report) == os.path.realpath(parsed.output)
+    if same:
         raise BadOption("-o and --report name one file", where=parsed.report)
-    if parsed.report is not None:
-        _write(parsed.report, _json(content).encode("utf-8"))
+    _write(parsed.report, _json(content).encode("utf-8"))
 
 
 def _json(content: dict[str, Any]) -> str:
@@ -252,7 +254,7 @@ Flags and --config are defaults here: the annotations of the VM win. One JSON li
 Ends cleanly on Shutdown, SIGTERM and SIGINT.
 
 example, in the annotations of a VirtualMachineInstance:
-  hooks.kubevirt.io/hookSidecars: '[{"image": "IMAGE", "args": ["pcinuma", "hook"]}]'
+  hooks.kubevirt.io/hookSidecars: '[{"image": "IMAGE", "command": ["pcinuma", "hook"]}]'
 
 example, to try it:
   pcinuma hook --socket /tmp/pcinuma.sock --host host.json --log-format text
@@ -269,6 +271,7 @@ example:
 def _parser() -> argparse.ArgumentParser:
     raw = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog=PROGRAM, description=_TOP, formatter_class=raw)
+    parser.add_argument("--debug", action="store_true", dest="_debug", help="show a traceback on an error")
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
 
@@ -282,6 +285,7 @@ def _parser() -> argparse.ArgumentParser:
 
     transform = command("transform", _transform, "domain XML in, transformed domain XML out", _TRANSFORM)
     _add_inputs(transform)
+    transform.add_argument("-q", dest="quiet", action="store_true", help="no warnings on standard error")
     transform.add_argument(
         "--format", choices=("xml", "diff"), default="xml", help="write the XML (default), or a diff"
     )
@@ -314,4 +318,3 @@ def _add_inputs(parser: argparse.ArgumentParser) -> None:
     add_options(parser)
     parser.add_argument("-o", dest="output", metavar="FILE", help="where the result goes (default: standard output)")
     parser.add_argument("--report", metavar="FILE", help="where the JSON report goes (default: nowhere)")
-    parser.add_argument("-q", dest="quiet", action="store_true", help="no warnings on standard error")

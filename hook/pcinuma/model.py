@@ -119,7 +119,11 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class PciController:
-    """A ``<controller type="pci">``. ``element`` is its place in document order; what is not written is None."""
+    """A ``<controller type="pci">``. ``element`` is its place in document order; what is not written is None.
+
+    ``is_ours`` is set for one with our alias, and for whatever else sits on an expander with our alias: libvirt puts
+    nothing there but when bus 0 is full, and with the expander gone it could not stay.
+    """
 
     element: int
     index: int | None
@@ -130,9 +134,10 @@ class PciController:
     bus_nr: int | None = None
     node: int | None = None
     hotplug: str | None = None
+    is_ours: bool = False
 
     @property
-    def is_ours(self) -> bool:
+    def has_our_alias(self) -> bool:
         return self.alias is not None and self.alias.startswith(ALIAS_PREFIX)
 
     @property

@@ -6,6 +6,7 @@ Numbers are read as libvirt reads them, by C's strtoul: ``0x1f`` hexadecimal, ``
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from pcinuma.domain_xml import Document, Element, attribute, children, find, tag_of, text_of
 from pcinuma.errors import BadInput
@@ -68,7 +69,7 @@ def parse(document: Document) -> Domain:
         cells=cells,
         memnodes=_memnodes(document, {cell.id for cell in cells}),
         pins=_pins(document),
-        controllers=tuple(controllers),
+        controllers=_with_ownership(controllers),
         devices=tuple(devices),
         others=tuple(others),
         aliases=_aliases(devices_element),
@@ -174,6 +175,14 @@ def _controller(document: Document, element: Element) -> PciController:
     )
 
 
+def _with_ownership(controllers: list[PciController]) -> tuple[PciController, ...]:
+    expanders = {c.index for c in controllers if c.has_our_alias and c.is_expander and c.index is not None}
+    return tuple(
+        replace(c, is_ours=True) if c.has_our_alias or (c.address is not None and c.address.bus in expanders) else c
+        for c in controllers
+    )
+
+
 def _refuse_twice(document: Document, controllers: list[PciController]) -> None:
     seen: set[int] = set()
     for controller in controllers:
@@ -241,7 +250,9 @@ def _guest_address(document: Document, element: Element) -> tuple[PciAddress | N
     multifunction = attribute(found, "multifunction") == "on"
     if all(attribute(found, name) is None for name in ("domain", "bus", "slot", "function")):
         return None, multifunction
-    return _pci_address(found, document.line(element), domain_limit=0), multifunction
+    address = _pci_address(found, document.line(element), domain_limit=0)
+    # to libvirt 0000:00:00 is no address but a request for one (virPCIDeviceAddressIsEmpty)
+    return (address if address.bus or address.slot else None), multifunction
 
 
 def _pci_address(element: Element, where: str, *, domain_limit: int) -> PciAddress:

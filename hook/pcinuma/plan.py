@@ -49,11 +49,7 @@ def plan(domain: Domain, host: HostTopology | None, options: Options) -> Plan:
         finding = Finding("disabled", "info", "pcinuma is switched off for this VM by its annotation")
         return Plan(cell_nodes=cells.nodes_of, findings=(finding,))
     if not domain.devices:
-        hint = "passthrough devices are the gpus, the hostDevices and the SR-IOV interfaces of the VM's spec"
-        finding = Finding(
-            "no-devices", "info", "the domain has no passthrough PCI device: nothing to place", None, hint
-        )
-        return Plan(cell_nodes=cells.nodes_of, findings=(finding,))
+        return Plan(cell_nodes=cells.nodes_of, findings=_without_devices(domain))
     problem = _domain_problem(domain)
     if problem is not None or host is None:
         code, reason, hint = problem or ("host-unreadable", "the host was not read", "")
@@ -64,6 +60,7 @@ def plan(domain: Domain, host: HostTopology | None, options: Options) -> Plan:
         placements = _with_addresses(placements, (), domain)
         return _judged(Plan(placements=tuple(placements), cell_nodes=cells.nodes_of), options, cells)
     placements = [_place(device, domain, host, cells, options) for device in domain.devices]
+    placements = _holding_slots(placements, domain)
     expanders, placements = _laid_out(domain, host, placements, options)
     expanders, drop = reuse(expanders, domain)
     placements = _with_addresses(placements, expanders, domain)
@@ -80,6 +77,18 @@ def plan(domain: Domain, host: HostTopology | None, options: Options) -> Plan:
     )
     made = Plan(tuple(expanders), tuple(placements), cells.nodes_of, drop, detach, findings)
     return _judged(made, options, cells)
+
+
+def _without_devices(domain: Domain) -> tuple[Finding, ...]:
+    """There is nothing to place, and the domain comes back as it is, with whatever set of ours it has."""
+    hint = "passthrough devices are the gpus, the hostDevices and the SR-IOV interfaces of the VM's spec"
+    message = "the domain has no passthrough PCI device: nothing to place"
+    findings = [Finding("no-devices", "info", message, None, hint)]
+    if left := [str(controller.alias) for controller in domain.controllers if controller.has_our_alias]:
+        message = f"pcinuma's controllers are left without their devices: {', '.join(left)}"
+        hint = "remove them: libvirt puts any device without an address on their ports"
+        findings.append(Finding("stale-set", "warning", message, None, hint))
+    return tuple(findings)
 
 
 def _domain_problem(domain: Domain) -> tuple[str, str, str] | None:
@@ -157,10 +166,32 @@ def _is_on_ours(device: Device, domain: Domain) -> bool:
 def _came_after_ours(address: PciAddress, domain: Domain) -> bool:
     """Whether libvirt itself gave this address after a set of ours was made.
 
-    Our indexes begin above every index in use, so an address beyond our highest cannot have been there before.
+    Our indexes begin above every index in use, so an address beyond our highest cannot have been there before; and
+    what libvirt chooses is slot 0 of a root port on bus 0.
     """
     ours = [controller.index or 0 for controller in domain.controllers if controller.is_ours]
-    return bool(ours) and address.bus > max(ours)
+    if not ours or address.bus <= max(ours) or address.slot or address.function:
+        return False
+    at = next((controller for controller in domain.controllers if controller.index == address.bus), None)
+    return at is None or (at.model == "pcie-root-port" and (at.address is None or at.address.bus == 0))
+
+
+def _holding_slots(placements: list[Placement], domain: Domain) -> list[Placement]:
+    """Keep a device in place that is function 0 of a slot in which others stay: without it the guest would not look
+    at them."""
+    going = {p.device.element for p in placements if p.kind in ("placed", "approximate")}
+    staying = [(d.address, d.element) for d in domain.devices if d.element not in going]
+    staying += [(other.address, other.element) for other in domain.others]
+    slots = {address.slot_key for address, _ in staying if address is not None and address.function}
+    held = []
+    for placement in placements:
+        address = placement.device.address
+        moving = placement.device.element in going and address is not None and address.function == 0
+        if moving and address is not None and address.slot_key in slots and not _is_on_ours(placement.device, domain):
+            reason = f"other functions of its guest slot {str(address)[:-2]} stay, and need it as function 0"
+            placement = replace(placement, kind="kept", code="addressed", reason=reason, hint="", fits=False)
+        held.append(placement)
+    return held
 
 
 # --- all of them -----------------------------------------------------------------------------------------------
@@ -179,7 +210,7 @@ def _laid_out(
     going = {candidate.device.element for candidate in candidates}
     detached = [d for d in domain.devices if d.element not in going and _is_on_ours(d, domain)]
     around = surroundings(domain, (candidate.device for candidate in candidates), detached)
-    names = frozenset(c.alias for c in domain.controllers if c.is_ours and c.alias)
+    names = frozenset(c.alias for c in domain.controllers if c.has_our_alias and c.alias)
     expanders = lay_out(candidates, around, domain.aliases - names)
     if expanders:
         return expanders, list(placements)

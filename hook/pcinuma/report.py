@@ -66,10 +66,15 @@ def diff(before: str, after: str) -> str:
     """A unified diff of the two texts, empty when they are one."""
     import difflib
 
-    lines = difflib.unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), "domain.xml", "domain.xml (pcinuma)"
-    )
+    lines = difflib.unified_diff(_lines(before), _lines(after), "domain.xml", "domain.xml (pcinuma)")
     return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines)
+
+
+def _lines(text: str) -> list[str]:
+    """The lines with their ends; only a line feed ends one, as patch has it (str.splitlines knows ten others)."""
+    lines = [line + "\n" for line in text.split("\n")]
+    lines[-1] = lines[-1][:-1]
+    return lines if lines[-1] else lines[:-1]
 
 
 # --- the tree --------------------------------------------------------------------------------------------------
@@ -86,7 +91,7 @@ def explanation(report: Report, before: Domain, *, colour: bool = False) -> str:
         lines += [title, *_tree(_after(report), colour)]
     if report.findings:
         lines += ["", "findings", *(f"  {finding_line(finding)}" for finding in report.findings)]
-    placed = sum(placement.kind in ("placed", "approximate") for placement in plan.placements)
+    placed = sum(p.kind in ("placed", "approximate") or (p.kind == "kept" and p.fits) for p in plan.placements)
     lines += ["", f"outcome: {report.outcome}; {placed} of {len(plan.placements)} devices on a cell"]
     return "\n".join(lines) + "\n"
 

@@ -5,6 +5,7 @@ Nothing that fails here is handed out. It reads the XML anew and shares no code 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from pcinuma.audit import audit
@@ -24,9 +25,13 @@ def verify(before: Document, after: Document, plan: Plan) -> list[Finding]:
     return found
 
 
+_LINE = re.compile(r" \(line [0-9]+\)")  # of a part without an alias; what is inserted before it moves it
+
+
 def _identity(finding: Finding) -> tuple[str, ...]:
     """What makes an error the same before and after. Our expanders take slots of bus 0: its count must not grow."""
-    return (finding.code, finding.device or "", finding.message if finding.code == "root-bus-slots" else "")
+    device = _LINE.sub("", finding.device or "")
+    return (finding.code, device, finding.message if finding.code == "root-bus-slots" else "")
 
 
 def _wrong(code: str, message: str) -> Finding:
@@ -48,8 +53,14 @@ def _as_planned(after: Document, plan: Plan) -> Iterator[Finding]:
     for expander in plan.expanders:
         element = controllers.get(expander.alias)
         target = find(element, "target")
+        if element is None:
+            continue
         said = (attribute(element, "index"), attribute(target, "busNr"), text_of(find(target, "node")))
-        if element is not None and said != (str(expander.index), str(expander.bus_nr), str(expander.cell)):
+        if any(text is None or not text.strip() for text in said) or (
+            int(said[0] or ""),
+            _number(said[1] or ""),
+            int(said[2]),
+        ) != (expander.index, expander.bus_nr, expander.cell):
             yield _wrong("plan-missed", f"{expander.alias} has index, busNr and node {said}")
         for port in expander.ports:
             element = controllers.get(port.alias)
@@ -125,8 +136,9 @@ def _nothing_else(before: Document, after: Document, plan: Plan) -> Iterator[Fin
     touched = {attached.device.element for port in plan.ports for attached in port.attachments}
     touched |= {device.element for device in plan.detach}
     free = {before.elements[number] for number in touched}
-    old = _outline(before.root, free)
-    new = _outline(after.root, None)
+    dropped = {before.elements[controller.element] for controller in plan.drop}
+    old = _outline(before.root, free, dropped)
+    new = _outline(after.root, set(), set())
     for (old_entry, is_free), (new_entry, _) in zip(old, new, strict=False):
         if is_free:
             old_entry, new_entry = _without_address(old_entry), _without_address(new_entry)
@@ -140,7 +152,7 @@ def _nothing_else(before: Document, after: Document, plan: Plan) -> Iterator[Fin
 Entry = list[object]
 
 
-def _outline(root: Element, free: set[Element] | None) -> list[tuple[Entry, bool]]:
+def _outline(root: Element, free: set[Element], dropped: set[Element]) -> list[tuple[Entry, bool]]:
     """Everything but our controllers, in document order: each part of the domain as it is written, a passthrough
     device as the list of its nodes, so that what placing it changes can be left out."""
     found: list[tuple[Entry, bool]] = [([*root.items(), (root.text or "").strip()], False)]
@@ -150,10 +162,10 @@ def _outline(root: Element, free: set[Element] | None) -> list[tuple[Entry, bool
             continue
         found.append(([*part.items(), (part.text or "").strip(), (part.tail or "").strip()], False))
         for device in part:
-            if device.tag == "controller" and _is_ours(device):
+            if device.tag == "controller" and (device in dropped or _is_ours(device)):
                 continue
             if device.tag in ("hostdev", "interface"):
-                found.append((_flat(device), free is not None and device in free))
+                found.append((_flat(device), device in free))
             else:
                 found.append(([serialized(device), (device.tail or "").strip()], False))
     return found

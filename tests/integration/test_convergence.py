@@ -20,13 +20,14 @@ pytestmark = pytest.mark.libvirt
 EXAMPLE = ROOT / "examples" / "two-sockets"
 SAMPLES = ROOT.parent / "shared" / "samples"
 
-Layout = tuple[dict[str, tuple[object, ...]], dict[str, tuple[str | None, ...]]]
+Layout = tuple[dict[str, tuple[object, ...]], dict[str, tuple[object, ...]]]
 
 
 def layout(xml: str) -> Layout:
     """Our controllers by alias and the passthrough devices' guest addresses by alias, as the text says them."""
     root = etree.fromstring(xml.encode())
-    controllers, devices = {}, {}
+    controllers: dict[str, tuple[object, ...]] = {}
+    devices: dict[str, tuple[object, ...]] = {}
     for element in root.iterfind("devices/*"):
         alias = element.find("alias")
         name = alias.get("name", "") if alias is not None else ""
@@ -66,7 +67,7 @@ def test_every_pass_of_the_example_has_one_layout(version: str) -> None:
     domain = (EXAMPLE / "domain.xml").read_text()
     passes = play(domain, version, hook_on(hosts.from_file(EXAMPLE / "host.json")))
     # by hand: four devices on cell 0, three on cell 1; 5 + 4 bus numbers that end at 255
-    expected = {
+    expected: dict[str, tuple[object, ...]] = {
         "ua-pcinuma-cell0": ("1", "247", "0"),
         "ua-pcinuma-0000-1a-00-0": ("2", "off", (1, 0, 0)),
         "ua-pcinuma-0000-1c-00-0": ("3", "off", (1, 1, 0)),
@@ -77,7 +78,7 @@ def test_every_pass_of_the_example_has_one_layout(version: str) -> None:
         "ua-pcinuma-0000-9c-00-0": ("8", "off", (6, 1, 0)),
         "ua-pcinuma-0000-bd-00-0": ("9", "off", (6, 2, 0)),
     }
-    devices = {
+    devices: dict[str, tuple[object, ...]] = {
         "ua-gpu-gpu0": ((2, 0, 0), "subsystem"),
         "ua-hostdevice-ib0": ((3, 0, 0), "subsystem"),
         "ua-gpu-gpu1": ((4, 0, 0), "subsystem"),
@@ -100,14 +101,14 @@ def test_another_device_never_comes_to_sit_on_a_port_of_ours(version: str) -> No
         ours = {
             int(controller.get("index", ""))
             for controller in root.iterfind("devices/controller[@type='pci']")
-            if controller.find("alias") is not None and "pcinuma" in controller.find("alias").get("name", "")
+            for alias in controller.iterfind("alias")
+            if "pcinuma" in alias.get("name", "")
         }
         on_ours = [
             element.tag
             for element in root.iterfind("devices/*")
-            if element.tag != "controller"
-            and element.find("address") is not None
-            and int(element.find("address").get("bus", "0"), 0) in ours
+            for address in element.iterfind("address")
+            if element.tag != "controller" and int(address.get("bus", "0"), 0) in ours
         ]
         assert on_ours == ["hostdev"] * 7
 

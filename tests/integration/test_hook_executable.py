@@ -210,7 +210,7 @@ def test_nobody_reads_the_answer(host: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        command = [EXECUTABLE, "--vmi", vmi().decode(), "--domain", FITS, "--host", host]
+        command = [str(EXECUTABLE), "--vmi", vmi().decode(), "--domain", str(FITS), "--host", str(host)]
         ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False, timeout=10)
     finally:
         os.close(writing)

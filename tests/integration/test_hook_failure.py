@@ -151,7 +151,7 @@ def test_the_message_is_the_command_lines(
     """Only the names of the files differ, which a call has not; and all of it is one line."""
     (tmp_path / "domain.xml").write_text(xml)
     (tmp_path / "vmi.json").write_bytes(vmi(annotations))
-    command = ["transform", "domain.xml", "--host", host, "--vmi", "vmi.json"]
+    command = ["transform", "domain.xml", "--host", str(host), "--vmi", "vmi.json"]
     lines = sidecar.run(sidecar.PROGRAM, *command, cwd=tmp_path).stderr.decode().splitlines()
     lines = [line.replace("domain.xml", "the domain XML").replace("vmi.json", "the VMI") for line in lines]
     _, said = refused(lambda: client.define(xml, vmi(annotations)))

@@ -85,14 +85,16 @@ def last(hook: Sidecar) -> dict[str, Any]:
 def finding(record: dict[str, Any], code: str) -> dict[str, Any]:
     found = [one for one in record["findings"] if one["code"] == code]
     assert found, f"no finding {code} in {record['findings']}"
-    return found[0]
+    first: dict[str, Any] = found[0]
+    return first
 
 
 # --- annotations -----------------------------------------------------------------------------------------------
 
 
 def test_without_annotations_what_fits_is_placed(hook: Sidecar, client: Client) -> None:
-    for given in (None, {}):
+    nothing: dict[str, str] = {}
+    for given in (None, nothing):
         assert devices(client.define(ONE_DOES_NOT, vmi(given))) == {**PLACED, "ua-gpu-unknown": None}
     record = last(hook)
     assert record["options"]["policy"] == "best-effort"
@@ -391,7 +393,8 @@ def test_devices_on_the_root_complex(hook: Sidecar, client: Client) -> None:
 
 def test_devices_that_are_placed_get_the_default_mode_spelled_out(client: Client) -> None:
     root = etree.fromstring(client.define(ONE_DOES_NOT, vmi()))
-    modes = {one.find("alias").get("name"): one.get("mode") for one in root.iterfind("devices/hostdev")}
+    devices = root.findall("devices/hostdev")
+    modes = {alias.get("name"): one.get("mode") for one in devices for alias in one.iterfind("alias")}
     assert modes == {"ua-gpu-near": "subsystem", "ua-gpu-unknown": None, "ua-gpu-far": "subsystem"}
 
 

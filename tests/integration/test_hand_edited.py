@@ -1,0 +1,208 @@
+"""Domains that a person edited, or that libvirt filled in odd ways: what comes out, libvirt must take as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from lxml import etree
+
+from pcinuma.check import check
+from pcinuma.model import Finding, Options
+from pcinuma.pipeline import Result, transform
+from tests.support import hosts
+from tests.support.domains import domain, hostdev
+from tests.support.libvirt import define_and_dump
+
+HOST = hosts.host({0: "0-7", 1: "8-15"}, {"0000:1a:00.0": 0, "0000:3d:00.0": 0, "0000:9a:00.0": 1})
+FREE = domain({0: 0, 1: 1}, [hostdev("0000:1a:00.0", "ua-a"), hostdev("0000:9a:00.0", "ua-b")])
+PLACED = {"ua-a": (2, 0, 0), "ua-b": (4, 0, 0)}
+
+
+def run(xml: str, options: Options = Options()) -> Result:
+    return transform(xml.encode(), options, HOST)
+
+
+def base() -> str:
+    """Our own output: 1 = expander of cell 0, 2 = its port, 3 = expander of cell 1, 4 = its port."""
+    return run(FREE).xml.decode()
+
+
+def addresses(xml: str | bytes) -> dict[str, tuple[int, ...]]:
+    root = etree.fromstring(xml.encode() if isinstance(xml, str) else xml)
+    found = {}
+    for device in root.iterfind("devices/hostdev"):
+        for alias in device.iterfind("alias"):
+            for at in device.iterfind("address"):
+                found[alias.get("name", "")] = tuple(int(at.get(p, "0"), 0) for p in ("bus", "slot", "function"))
+    return found
+
+
+def holds(result: Result) -> None:
+    """libvirt takes the output, leaves our devices where they are, and our second look changes nothing."""
+    assert result.report.outcome == "changed", result.refusal
+    defined = define_and_dump(result.xml.decode())
+    ours = addresses(result.xml)
+    assert {name: at for name, at in addresses(defined).items() if name in ours} == ours
+    assert errors(result.xml.decode()) == []
+    assert errors(defined) == []
+    assert run(result.xml.decode()).xml == result.xml
+
+
+def errors(xml: str, options: Options = Options()) -> Sequence[str]:
+    return [f"{f.code}: {f.message}" for f in findings(xml, options) if f.severity == "error"]
+
+
+def findings(xml: str, options: Options = Options()) -> list[Finding]:
+    return check(xml.encode(), options, HOST)
+
+
+def with_extra(xml: str, extra: str) -> str:
+    return xml.replace("\t</devices>", f"\t\t{extra}\n\t</devices>", 1)
+
+
+@pytest.mark.libvirt
+def test_a_strange_port_on_our_expander_goes_with_it() -> None:
+    """libvirt itself puts ports there when bus 0 is full; without the expander they could not stay."""
+    port = '<controller type="pci" index="20" model="pcie-root-port"><address type="pci" bus="0x01" slot="0x05"/></controller>'
+    result = run(with_extra(base(), port))
+    holds(result)
+    assert addresses(result.xml) == PLACED
+
+
+@pytest.mark.libvirt
+@pytest.mark.parametrize("bdf", ["0000-1a-00-0", "0000-9a-00-0"])
+def test_a_port_whose_alias_was_taken_away(bdf: str) -> None:
+    edited = base().replace(f'\n\t\t\t<alias name="ua-pcinuma-{bdf}"/>', "")
+    assert edited != base()
+    result = run(edited)
+    holds(result)
+    assert addresses(result.xml) == PLACED
+
+
+def full_bus_0(*, implied: bool) -> str:
+    rngs = "".join(
+        f'<rng model="virtio"><backend model="random">/dev/urandom</backend><address type="pci" bus="0" slot="{slot}"/></rng>'
+        for slot in range(1, 0x1D)
+    )
+    xml = with_extra(FREE, rngs)
+    if implied:
+        for explicit in ('\t\t<controller type="usb" index="0" model="none"></controller>\n', "memballoon"):
+            start = xml.index(explicit if "controller" in explicit else "\t\t<memballoon")
+            xml = xml[:start] + xml[xml.index("\n", start) + 1 :]
+    return xml
+
+
+@pytest.mark.libvirt
+def test_a_bus_0_that_what_libvirt_adds_would_overflow_is_refused() -> None:
+    """28 slots taken, two by the chipset, two expanders: the balloon's and USB's ports would land on our expanders."""
+    result = run(full_bus_0(implied=True))
+    assert result.report.outcome == "refused"
+    assert result.refusal is not None
+    assert result.refusal.code == "unsafe-result"
+    assert "bus 0" in result.refusal.message
+
+
+def test_check_sees_devices_on_the_wrong_cell() -> None:
+    swapped_nodes = base().replace("<node>0</node>", "<node>x</node>").replace("<node>1</node>", "<node>0</node>")
+    swapped_nodes = swapped_nodes.replace("<node>x</node>", "<node>1</node>")
+    swapped_devices = base().replace('bus="0x02"', 'bus="0xxx"').replace('bus="0x04"', 'bus="0x02"')
+    swapped_devices = swapped_devices.replace('bus="0xxx"', 'bus="0x04"')
+    assert errors(base()) == []
+    for edited in (swapped_nodes, swapped_devices):
+        wrong = {f.device for f in findings(edited) if f.code == "foreign-cell" and f.severity == "error"}
+        assert wrong == {"0000:1a:00.0", "0000:9a:00.0"}
+        assert addresses(run(edited).xml) == PLACED
+
+
+def test_check_follows_the_options() -> None:
+    grouped = run(FREE, Options(group_by="root-complex")).xml.decode()
+    assert [f.code for f in findings(grouped, Options(group_by="root-complex"))] == []
+    unknown = hosts.host({0: "0-7", 1: "8-15"}, {"0000:1a:00.0": -1, "0000:9a:00.0": 1})
+    found = check(FREE.encode(), Options(policy="restricted"), unknown)
+    assert [f.severity for f in found if f.code == "numa-unknown"] == ["error"]
+    assert [f.code for f in findings(FREE, Options(enabled=False))] == ["disabled"]
+
+
+@pytest.mark.libvirt
+def test_what_was_wrong_before_costs_no_placement() -> None:
+    """A balloon alone at function 1, which libvirt takes; the line it stands on moves by what is inserted."""
+    odd = FREE.replace(
+        '<memballoon model="virtio-non-transitional"></memballoon>',
+        '<memballoon model="virtio"><address type="pci" bus="0x00" slot="0x05" function="0x1"/></memballoon>',
+    )
+    assert odd != FREE
+    result = run(odd)
+    assert result.report.outcome == "changed", result.refusal
+    assert addresses(define_and_dump(result.xml.decode())) == PLACED
+
+
+@pytest.mark.libvirt
+def test_function_0_stays_where_others_need_it() -> None:
+    at = '<address type="pci" bus="0x00" slot="0x05" function="0x{}"{}></address>'
+    devices = [
+        hostdev("0000:1a:00.0", "ua-a", at.format(0, ' multifunction="on"')),
+        hostdev("0000:77:00.0", "ua-absent", at.format(1, "")),
+        hostdev("0000:9a:00.0", "ua-b"),
+    ]
+    result = run(domain({0: 0, 1: 1}, devices), Options(addressed="move"))
+    assert result.report.outcome == "changed", result.refusal
+    placements = {p.device.alias: (p.kind, p.code) for p in result.report.plan.placements}
+    assert placements == {
+        "ua-a": ("kept", "addressed"),
+        "ua-absent": ("left", "device-missing"),
+        "ua-b": ("placed", None),
+    }
+    assert addresses(define_and_dump(result.xml.decode())) == {
+        "ua-a": (0, 5, 0),
+        "ua-absent": (0, 5, 1),
+        "ua-b": (2, 0, 0),
+    }
+
+
+def test_numbers_of_ours_in_another_spelling() -> None:
+    edited = base().replace('busNr="252"', 'busNr="0xfc"').replace("<node>1</node>", "")
+    assert "0xfc" in edited
+    result = run(edited)
+    assert result.report.outcome == "changed", result.refusal
+    assert addresses(result.xml) == PLACED
+    assert b"<node>1</node>" in result.xml
+
+
+@pytest.mark.libvirt
+@pytest.mark.parametrize(
+    "written", ['domain="0x0000" bus="0x00" slot="0x00" function="0x0"', 'bus="0x00"', 'domain="0"']
+)
+def test_an_address_of_zeros_asks_for_one(written: str) -> None:
+    """libvirt takes 0000:00:00 for no address (virPCIDeviceAddressIsEmpty)."""
+    address = f'<address type="pci" {written}></address>'
+    xml = domain({0: 0, 1: 1}, [hostdev("0000:1a:00.0", "ua-a", address), hostdev("0000:9a:00.0", "ua-b", address)])
+    result = run(xml, Options(policy="restricted"))
+    holds(result)
+    assert addresses(result.xml) == PLACED
+
+
+def test_a_set_without_devices_is_told() -> None:
+    root = etree.fromstring(base().encode())
+    devices = root.find("devices")
+    assert devices is not None
+    for device in devices.findall("hostdev"):
+        devices.remove(device)
+    bare = etree.tostring(root)
+    result = transform(bare, Options(), HOST)
+    assert result.xml == bare
+    assert [f.severity for f in result.report.findings if f.code == "stale-set"] == ["warning"]
+
+
+@pytest.mark.libvirt
+def test_a_device_on_a_users_expander_stays_there() -> None:
+    """Its indexes are beyond ours, and libvirt would not have chosen it."""
+    extra = (
+        '<controller type="pci" index="9" model="pcie-expander-bus"><target busNr="240"><node>1</node></target></controller>'
+        '<controller type="pci" index="10" model="pcie-root-port"><address type="pci" bus="0x09" slot="0x00"/></controller>'
+        + hostdev("0000:3d:00.0", "ua-own", '<address type="pci" bus="0x0a" slot="0x00"></address>')
+    )
+    result = run(with_extra(base(), extra))
+    placements = {p.device.alias: (p.kind, p.code) for p in result.report.plan.placements}
+    assert placements["ua-own"] == ("kept", "foreign-cell")
+    assert addresses(define_and_dump(result.xml.decode()))["ua-own"] == (10, 0, 0)
