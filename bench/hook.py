@@ -17,7 +17,7 @@ from pathlib import Path
 
 import grpc
 
-from bench.transform import cpu_of, domain, sysfs
+from bench.transform import compile_all, cpu_of, domain, sysfs
 from pcinuma.protocol import info_pb2, v1alpha3_pb2
 
 MEMORY = 64_000_000
@@ -33,7 +33,7 @@ VMI = json.dumps(
 def main() -> None:
     if os.geteuid() != 0:
         sys.exit("bench/hook.py needs root: it makes cgroups")
-    subprocess.run([sys.executable, "-m", "compileall", "-q", str(Path(__file__).parent.parent / "hook")], check=True)
+    compile_all()
     bare = cpu_of([sys.executable, "-c", "pass"])
     print(f"bare interpreter                                            {bare * 1000:8.1f} ms CPU")
     folder = Path(tempfile.mkdtemp())

@@ -64,6 +64,7 @@ class _Read:
         numa = find(document.root, "cpu", "numa")
         cells = list(children(numa, "cell")) if numa is not None else []
         self.cells = {int(attribute(cell, "id") or position) for position, cell in enumerate(cells)}
+        self.ports_to_come = _ports_to_come(self)
 
     def root_of(self, part: Part) -> Part | None:
         """The expander above a part, None on the root bus."""
@@ -294,7 +295,7 @@ def _bus_room(read: _Read) -> Iterator[Finding]:
             yield _error("bus-room", message, part)
     automatic = AUTOMATIC_BUSES * (len(expanders) - len(numbered))
     limit = (numbered[0].bus_nr or 0 if numbered else BUSES) - automatic
-    certain = 1 + on_root + _ports_to_come(read)
+    certain = 1 + on_root + read.ports_to_come
     if certain > limit:
         yield _error("bus-numbers", f"the root bus has {limit} bus numbers and needs {certain}")
     elif certain + HOTPLUG_SPARE > limit:
@@ -320,10 +321,14 @@ def _ports_to_come(read: _Read) -> int:
 def _implied(read: _Read) -> int:
     """How many devices libvirt adds of itself: USB and balloon unless there is one, and the controllers and video
     that other devices imply (libvirt qemuDomainDefAddDefaultDevices, virDomainDefAddImplicitDevices)."""
-    tags = {tag_of(part.element) for part in read.parts}
-    controllers = {attribute(p.element, "type") for p in read.parts if tag_of(p.element) == "controller"}
-    buses = {attribute(find(p.element, "target"), "bus") for p in read.parts if tag_of(p.element) == "disk"}
-    ports = {attribute(find(p.element, "target"), "type") for p in read.parts if tag_of(p.element) in _SERIAL}
+    by_tag: dict[str, list[Element]] = {}
+    for part in read.parts:
+        by_tag.setdefault(tag_of(part.element), []).append(part.element)
+    tags = by_tag.keys()
+    controllers = {attribute(element, "type") for element in by_tag.get("controller", ())}
+    buses = {attribute(find(element, "target"), "bus") for element in by_tag.get("disk", ())}
+    serial = [element for tag in _SERIAL for element in by_tag.get(tag, ())]
+    ports = {attribute(find(element, "target"), "type") for element in serial}
     return sum(
         (
             "usb" not in controllers,
@@ -363,7 +368,7 @@ def _root_slots(read: _Read) -> Iterator[Finding]:
     used = {0x00, 0x1F} | {part.at[1] for part in read.by_bus.get(0, []) if part.at is not None}
     expanders = sum(part.model == EXPANDER and part.at is None for part in read.parts)
     ports = sum(part.model == ROOT_PORT and part.at is None and part.index != 0 for part in read.parts)
-    needed = len(used) + expanders + -(-(ports + _ports_to_come(read)) // 8)
+    needed = len(used) + expanders + -(-(ports + read.ports_to_come) // 8)
     if needed > SLOTS:
         hint = "devices with explicit addresses on bus 0 (kubevirt.io/placePCIDevicesOnRootComplex) take its slots"
         yield _error("root-bus-slots", f"bus 0 has {SLOTS} slots and needs {needed}", hint=hint)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -323,19 +323,26 @@ def _function(address: PciAddress, record: FunctionRecord, known: Mapping[int, H
     roots = [number for number, part in enumerate(parts) if _ROOT_NAME.match(part)]
     above = [part for part in parts[roots[-1] + 1 : -1] if _BDF_NAME.match(part)] if roots else []
     physfn = record.links.get("physfn")
-    group = record.links.get("iommu_group")
-    return HostFunction(
+    function = HostFunction(
         address=address,
         node=node,
         node_problem=problem,
         root_complex=parts[roots[-1]] if roots else None,
         bridges=tuple(PciAddress.parse(part) for part in above),
+        physfn=PciAddress.parse(physfn) if physfn and _BDF_NAME.match(physfn) else None,
+    )
+    return function if "class" not in record.attributes else _with_details(function, record)
+
+
+def _with_details(function: HostFunction, record: FunctionRecord) -> HostFunction:
+    group = record.links.get("iommu_group")
+    return replace(
+        function,
         pci_class=_hex(record.attributes.get("class")),
         vendor=_hex(record.attributes.get("vendor")),
         device=_hex(record.attributes.get("device")),
         bars=_bars(record.attributes.get("resource")),
         link=_link(record.attributes),
-        physfn=PciAddress.parse(physfn) if physfn and _BDF_NAME.match(physfn) else None,
         iommu_group=int(group) if group and group.isascii() and group.isdigit() else None,
         driver=record.links.get("driver"),
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 
 from pcinuma.domain_xml import Document, Element, attribute, children, find, tag_of, text_of
 from pcinuma.errors import BadInput
@@ -78,14 +79,21 @@ def parse(document: Document) -> Domain:
 
 def number(text: str, what: str, limit: int, where: str) -> int:
     """The number in ``text`` as C's strtoul with base 0 reads it; BadInput above ``limit`` or when it is none."""
-    match = _NUMBER.match(text)
-    if match is None or len(match[1]) > 20:
+    value = _c_value(text)
+    if value is None:
         raise BadInput(f"{what} is no number: {text!r}", where=where)
-    digits = match[1]
-    value = int(digits, 8) if digits.isdigit() and digits[0] == "0" else int(digits, 0)
     if value > limit:
         raise BadInput(f"{what} is {text}, above {limit:#x}", where=where)
     return value
+
+
+@lru_cache(maxsize=1024)  # a domain says 0x00 a thousand times
+def _c_value(text: str) -> int | None:
+    match = _NUMBER.match(text)
+    if match is None or len(match[1]) > 20:
+        return None
+    digits = match[1]
+    return int(digits, 8) if digits.isdigit() and digits[0] == "0" else int(digits, 0)
 
 
 def decimal(text: str | None, what: str, limit: int, where: str) -> int:
