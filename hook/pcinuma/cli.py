@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -46,19 +45,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _transform(parsed: argparse.Namespace) -> int:
-    from pcinuma import pipeline, report
+    from pcinuma import pipeline
 
     data, where = _domain(parsed)
     result = pipeline.transform(data, _options(parsed), host_of(parsed), where=where)
-    _write_report(parsed, report.as_dict(result.report))
+    if parsed.report is not None:
+        from pcinuma.report import as_dict
+
+        _write_report(parsed, as_dict(result.report))
     if result.refusal is not None:
         raise result.refusal
     _warn(parsed, result.report.findings)
     if parsed.format == "diff":
         from pcinuma.domain_xml import load
+        from pcinuma.report import diff
 
         before, after = load(data, where).text, load(result.xml, where).text
-        _write(parsed.output, report.diff(before, after).encode("utf-8"))
+        _write(parsed.output, diff(before, after).encode("utf-8"))
     else:
         _write(parsed.output, result.xml)
     return 0
@@ -173,6 +176,8 @@ def _write_report(parsed: argparse.Namespace, content: dict[str, Any]) -> None:
 
 
 def _json(content: dict[str, Any]) -> str:
+    import json  # here, as all that costs start-up time is imported where it is used
+
     return json.dumps(content, indent=2, ensure_ascii=True) + "\n"
 
 

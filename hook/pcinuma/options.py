@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -151,6 +150,8 @@ def load_object(data: bytes, where: str) -> Mapping[str, Any]:
 
 def load_json_object(data: bytes, where: str) -> Mapping[str, Any]:
     """A Kubernetes object from JSON, which is what KubeVirt hands a hook. Raises BadInput when it is none."""
+    import json
+
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -167,6 +168,8 @@ def load_yaml(data: bytes, where: str) -> Any:
     try:
         text = data.decode("utf-8-sig")
         if text.lstrip().startswith("{"):
+            import json
+
             try:
                 return json.loads(text)
             except ValueError:
