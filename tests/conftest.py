@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Generator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,3 +27,25 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"skipped, which CI does not allow: {report.longrepr}"
     return report
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for name, tools in TOOLS.items():
+        if item.get_closest_marker(name) is not None and (reason := _lacking(tools)):
+            pytest.skip(reason)
+
+
+TOOLS = {
+    "libvirt": ("libvirtd", "virtlogd", "virsh", "virt-xml-validate", "xmllint", "qemu-system-x86_64"),
+    "guest": ("libvirtd", "virtlogd", "virsh", "qemu-system-x86_64", "qemu-img", "busybox", "cpio"),
+}
+
+
+@cache
+def _lacking(tools: tuple[str, ...]) -> str | None:
+    """Why this machine cannot run a test that needs these tools; None when it can."""
+    if os.geteuid() != 0:
+        return "needs root: the test starts libvirtd"
+    path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+    missing = [tool for tool in tools if shutil.which(tool, path=path) is None]
+    return f"not installed: {', '.join(missing)}" if missing else None
