@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+# Tests fork, and grpcio's own handlers for that may abort the child; no child of ours uses grpcio before it is another
+# program. To be set before grpcio is loaded.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
