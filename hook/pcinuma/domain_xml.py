@@ -83,7 +83,6 @@ class Document:
     @cached_property
     def spans(self) -> list[Span]:
         """The span of every element, by ordinal. Raises PcinumaError when text and tree disagree."""
-        found: list[Span] = []
         open_tags: list[tuple[int, str]] = []
         starts: list[list[int]] = []
         for match in _MARKUP.finditer(self.text):
@@ -101,8 +100,7 @@ class Document:
                 starts[number][2:] = [match.start(), match.end()]
         if open_tags or len(starts) != len(self.elements):
             raise PcinumaError("the text of the domain XML could not be matched with its tree")
-        found.extend(Span(*four) for four in starts)
-        return found
+        return [Span(*four) for four in starts]
 
     def encode(self, text: str) -> bytes:
         """``text`` in the document's own encoding."""

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pcinuma import options as option_sources
 from pcinuma import report
 from pcinuma.domain_xml import encoding_of
-from pcinuma.errors import BadInput, HostUnreadable, PcinumaError, PolicyNotMet, TooLarge
+from pcinuma.errors import BadInput, PcinumaError, PolicyNotMet, TooLarge
 from pcinuma.model import Finding, HostQuery, HostTopology, Options, Outcome, Plan, Report
 from pcinuma.pipeline import Result, transform
 from pcinuma.plan import REFUSING
@@ -61,20 +61,16 @@ def answer(
         if isinstance(result.refusal, PolicyNotMet) or chosen.policy in REFUSING:
             return _failed(result.refusal, name, report.as_dict(result.report))
         return _untouched(domain, result.refusal, name, report.as_dict(result.report))
-    except HostUnreadable as error:
-        if chosen is None or chosen.policy in REFUSING:
-            return _failed(error, name)
-        return _untouched(domain, error, name)
-    except PcinumaError as error:
-        bad = isinstance(error, BadInput) and not isinstance(error, TooLarge)
-        if bad or chosen is None or chosen.policy in REFUSING:
-            return _failed(error, name)
-        return _untouched(domain, error, name)
     except Exception as error:  # noqa: BLE001 - a fault of ours must not cost a best-effort VM its start
-        fault = PcinumaError(f"internal error: {type(error).__name__}: {error}", hint="please report it")
-        if chosen is None or chosen.policy in REFUSING:
-            return _failed(fault, name)
-        return _untouched(domain, fault, name)
+        known = error if isinstance(error, PcinumaError) else _fault(error)
+        bad = isinstance(known, BadInput) and not isinstance(known, TooLarge)
+        if bad or chosen is None or chosen.policy in REFUSING:
+            return _failed(known, name)
+        return _untouched(domain, known, name)
+
+
+def _fault(error: Exception) -> PcinumaError:
+    return PcinumaError(f"internal error: {type(error).__name__}: {error}", hint="please report it")
 
 
 def one_line_with_hint(error: PcinumaError) -> str:

@@ -365,7 +365,6 @@ class Plan:
     findings: tuple[Finding, ...] = ()
     refusal: str | None = None
     refusal_hint: str | None = None
-    refusal_code: str = "policy-not-met"
 
     @property
     def ports(self) -> Iterable[PlannedPort]:
