@@ -28,7 +28,7 @@ def apply(document: Document, plan: Plan) -> str:
             _restore_expander(document, editor, expander)
         for port in expander.ports:
             if port.existing is not None:
-                _restore_port(document, editor, port, expander.index)
+                _restore_port(document, editor, port)
             for attached in port.attachments:
                 _attach(document, editor, attached, port.index)
     return editor.result()
@@ -49,13 +49,13 @@ class _Writer:
             f"{inner + step if inner else ''}<node>{expander.cell}</node>{inner}</target>"
         )
         own = self._controller("pcie-expander-bus", expander.index, expander.alias, target, "")
-        return [own, *(self._port(port, expander.index) for port in expander.ports)]
+        return [own, *map(self._port, expander.ports)]
 
-    def _port(self, port: PlannedPort, parent: int) -> str:
-        target = f"{self._grandchild}<target {self._attributes(hotplug='off')}/>"
-        at = _address(PciAddress(0, parent, port.slot, port.function), port.multifunction)
+    def _port(self, port: PlannedPort) -> str:
+        target = f"{self._grandchild}<target {self._attributes(hotplug='off')}/>" if _has_slot(port) else ""
+        at = _address(_place_of(port), port.multifunction)
         address = f"{self._grandchild}<address {self._attributes(**at)}/>"
-        return self._controller("pcie-root-port", port.index, port.alias, target, address)
+        return self._controller(port.model, port.index, port.alias, target, address)
 
     def _controller(self, model: str, index: int, alias: str, target: str, address: str) -> str:
         return (
@@ -65,6 +65,15 @@ class _Writer:
 
     def _attributes(self, **values: str) -> str:
         return " ".join(f"{name}={self._quote}{value}{self._quote}" for name, value in values.items())
+
+
+def _has_slot(port: PlannedPort) -> bool:
+    """Whether something could be plugged into the port (libvirt formatdomain, Controllers: target hotplug)."""
+    return port.model != "pcie-switch-upstream-port"
+
+
+def _place_of(port: PlannedPort) -> PciAddress:
+    return PciAddress(0, port.parent, port.slot, port.function)
 
 
 def _address(address: PciAddress, multifunction: bool) -> dict[str, str]:
@@ -102,19 +111,18 @@ def _restore_expander(document: Document, editor: Editor, expander: PlannedExpan
             editor.replace(document.ordinal(found), node)
 
 
-def _restore_port(document: Document, editor: Editor, port: PlannedPort, parent: int) -> None:
+def _restore_port(document: Document, editor: Editor, port: PlannedPort) -> None:
     existing = port.existing
     assert existing is not None
-    element = document.elements[existing.element]
-    target = find(element, "target")
-    quote = editor.quote(existing.element)
-    if target is None:
-        editor.append(existing.element, f"<target hotplug={quote}off{quote}/>")
-    elif existing.hotplug != "off":
-        editor.set_attributes(document.ordinal(target), {"hotplug": "off"})
+    if _has_slot(port) and existing.hotplug != "off":
+        target = find(document.elements[existing.element], "target")
+        if target is None:
+            quote = editor.quote(existing.element)
+            editor.append(existing.element, f"<target hotplug={quote}off{quote}/>")
+        else:
+            editor.set_attributes(document.ordinal(target), {"hotplug": "off"})
     present = _Present(existing.element, existing.address, existing.multifunction)
-    wanted = PciAddress(0, parent, port.slot, port.function)
-    _set_address(document, editor, present, wanted, port.multifunction)
+    _set_address(document, editor, present, _place_of(port), port.multifunction)
 
 
 def _attach(document: Document, editor: Editor, attached: Attachment, index: int) -> None:

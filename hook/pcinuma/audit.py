@@ -21,7 +21,9 @@ ROOT_PORT = "pcie-root-port"
 EXPANDER = "pcie-expander-bus"
 ON_EXPANDER = (ROOT_PORT, "dmi-to-pci-bridge")  # libvirt formatdomain, Controllers: what a pcie-expander-bus takes
 _SERIAL = ("channel", "console")
-SINGLE_SLOT = (ROOT_PORT, "pcie-switch-downstream-port")
+UPSTREAM = "pcie-switch-upstream-port"
+DOWNSTREAM = "pcie-switch-downstream-port"
+SINGLE_SLOT = (ROOT_PORT, DOWNSTREAM)
 
 Where = tuple[int, int, int]
 """Controller index, slot, function of a guest address."""
@@ -159,12 +161,25 @@ def _parents(read: _Read) -> Iterator[Finding]:
         if part.model == ROOT_PORT and part.at[0] and (parent is None or parent.model != EXPANDER):
             what = "no controller" if parent is None else f"a {parent.model}"
             yield _error("not-on-expander", f"a {ROOT_PORT} cannot sit on index {part.at[0]}, which is {what}", part)
+        on = parent.model if parent is not None else "no controller"
+        if part.model == UPSTREAM and on not in SINGLE_SLOT:
+            yield _error("switch-port", f"an upstream port sits on a root port or downstream port, not on {on}", part)
+        if (part.model == DOWNSTREAM) != (on == UPSTREAM):
+            yield _error(
+                "switch-port",
+                f"on an upstream port sit downstream ports, and only there: not a {part.model} on {on}",
+                part,
+            )
         if part.model == EXPANDER and part.at[0] != 0:
             yield _error("expander-parent", "an expander can sit on bus 0 only", part)
     for part in read.parts:
         parent = read.controllers.get(part.at[0]) if part.at is not None else None
         if not part.is_controller and parent is not None and parent.model == EXPANDER:
             yield _error("not-on-expander", "a device cannot sit on a pcie-expander-bus, only on a port below it", part)
+        if not part.is_controller and parent is not None and parent.model == UPSTREAM:
+            yield _error(
+                "switch-port", "a device cannot sit on an upstream port, only on a downstream port of it", part
+            )
         if part.at is None or part.index == 0:
             continue
         if part.at[1] >= SLOTS or part.at[2] > 7 or part.at[0] >= BUSES:
@@ -236,24 +251,24 @@ def _ports_of_ours(read: _Read) -> Iterator[Finding]:
             if not members:
                 yield _error("empty-expander", f"{part.name} has no port", part)
             continue
-        if part.model != ROOT_PORT:
+        if part.model not in (ROOT_PORT, UPSTREAM, DOWNSTREAM):
             continue
         if not members:
             yield _error("empty-port", f"{part.name} is empty: libvirt puts any unaddressed device there", part)
-        if attribute(find(part.element, "target"), "hotplug") != "off":
+        if part.model in SINGLE_SLOT and attribute(find(part.element, "target"), "hotplug") != "off":
             yield _error("port-hotplug", f"{part.name} is without hotplug='off'", part)
         root = read.root_of(part)
         if root is None or not root.ours:
             yield _error("lost-port", f"{part.name} is below no expander of pcinuma's", part)
         for member in members:
-            if tag_of(member.element) not in ("hostdev", "interface") or not _is_passthrough(member.element):
+            if not (member.ours if member.is_controller else _is_passthrough(member.element)):
                 yield _error("foreign-device", f"{member.name} sits on {part.name}", member)
 
 
 def _is_passthrough(element: Element) -> bool:
     if tag_of(element) == "interface":
         return attribute(element, "type") == "hostdev"
-    return attribute(element, "type") in ("pci", "mdev")
+    return tag_of(element) == "hostdev" and attribute(element, "type") in ("pci", "mdev")
 
 
 def _aliases(read: _Read) -> Iterator[Finding]:

@@ -122,9 +122,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     what = {
         "policy": "what happens to devices that do not fit their own cell (default: best-effort)",
-        "group-by": "what shares an expander: a cell (numa, default), or of a cell what is below one host root complex",
+        "group-by": "numa (default): an expander per cell; root-complex: one per host root complex of a cell;"
+        " switch: the host's PCIe switches rebuilt below the cell's expander",
         "unmapped": "what to do with a device whose host node is of no cell (default: leave)",
         "addressed": "whether a device that has a guest address keeps it (default: keep)",
+        "mmio": "BARs that the guest cannot address: say so (report, default), or set maxphysaddr as well (apply)",
+        "distances": "host: write the host's NUMA distances where the domain has none (default: keep)",
+        "gpudirect-clique": "by-switch: one GPUDirect clique for NVIDIA GPUs below one host switch (default: none)",
     }
     parser.add_argument("--config", metavar="FILE", help="YAML file of defaults, under the names of these flags")
     for name, choices in CHOICES.items():

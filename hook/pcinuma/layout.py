@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pcinuma.model import (
@@ -10,28 +11,14 @@ from pcinuma.model import (
     MAX_BUS,
     MAX_SLOT,
     Attachment,
-    Device,
     Domain,
-    PciAddress,
     PciController,
     PlannedExpander,
     PlannedPort,
+    PortModel,
 )
 from pcinuma.pci_tree import AUTOMATIC_BUSES, Surroundings
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A device to place: its cell, what it shares an expander with, the host BDF that orders it, whether it is a VF.
-
-    ``group`` is what the expander's alias says it is for: ``cell0``, or ``cell0-pci0000-40``.
-    """
-
-    device: Device
-    cell: int
-    group: str
-    source: PciAddress
-    is_vf: bool
+from pcinuma.switches import Branch, Candidate, branches_of
 
 
 def lay_out(
@@ -43,26 +30,25 @@ def lay_out(
     numbers ascend, the last block ends at 255 or below another expander's block.
     """
     groups = _groups(candidates)
-    sizes = [1 + len(sets) for sets in groups.values()]
-    first = _first_bus(sum(sizes), around)
-    last_index = around.highest_index + sum(sizes)
-    if first is None or last_index > MAX_BUS:
+    total = sum(group.buses for group in groups)
+    first = _first_bus(total, around)
+    if first is None or around.highest_index + total > MAX_BUS:
         return ()
     names = _Names(taken)
     index, bus_nr = around.highest_index + 1, first
     expanders = []
-    for group, sets in groups.items():
-        ports = _ports(sets, index + 1, names)
-        cell = sets[0][0].cell
-        expanders.append(PlannedExpander(names.unique(ALIAS_PREFIX + group), index, bus_nr, cell, ports))
-        index += 1 + len(sets)
-        bus_nr += 1 + len(sets)
+    for group in groups:
+        ports = tuple(_ports(group.branches, "pcie-root-port", index, itertools.count(index + 1), names))
+        alias = names.unique(ALIAS_PREFIX + group.name)
+        expanders.append(PlannedExpander(alias, index, bus_nr, group.cell, ports))
+        index += group.buses
+        bus_nr += group.buses
     return tuple(expanders)
 
 
 def buses_needed(candidates: Sequence[Candidate], around: Surroundings) -> int:
     """How many bus numbers the whole guest would need with the candidates placed."""
-    ours = sum(1 + len(sets) for sets in _groups(candidates).values())
+    ours = sum(group.buses for group in _groups(candidates))
     others = sum(count for _, count in around.blocks) + AUTOMATIC_BUSES * around.automatic
     return around.root_buses + others + ours
 
@@ -82,6 +68,7 @@ def reuse(
     ]
     if [controller.alias for controller in ours] != wanted_aliases or not _well_shaped(wanted, ours, domain):
         return wanted, tuple(ours)
+    index_of = {planned: own.index or 0 for planned, own in zip(_indexes(wanted), ours, strict=True)}
     kept = iter(ours)
     expanders = []
     for expander in wanted:
@@ -89,35 +76,54 @@ def reuse(
         ports = []
         for port in expander.ports:
             existing = next(kept)
-            ports.append(replace(port, index=existing.index or 0, existing=existing))
+            ports.append(replace(port, index=existing.index or 0, parent=index_of[port.parent], existing=existing))
         expanders.append(replace(expander, index=own.index or 0, existing=own, ports=tuple(ports)))
     return tuple(expanders), ()
 
 
+def _indexes(expanders: Sequence[PlannedExpander]) -> list[int]:
+    return [index for expander in expanders for index in (expander.index, *(port.index for port in expander.ports))]
+
+
 def _well_shaped(wanted: tuple[PlannedExpander, ...], ours: list[PciController], domain: Domain) -> bool:
+    """Whether our controllers have the models, and are on the parents, that those wanted have."""
     if any(controller.index is None for controller in ours):
         return False
-    models = [m for expander in wanted for m in ("pcie-expander-bus", *("pcie-root-port" for _ in expander.ports))]
-    if [controller.model for controller in ours] != models:
-        return False
-    parents: list[PciController | None] = []
-    for controller in ours:
-        parents.append(controller if controller.model == "pcie-expander-bus" else parents[-1])
-    for controller, parent in zip(ours, parents, strict=True):
-        lost = controller.address is None or parent is None
-        if controller is not parent and (lost or controller.address.bus != parent.index):  # type: ignore[union-attr]
+    number = {index: position for position, index in enumerate(_indexes(wanted))}
+    shape: list[tuple[str, int | None]] = []
+    for expander in wanted:
+        shape.append(("pcie-expander-bus", None))
+        shape += [(port.model, number[port.parent]) for port in expander.ports]
+    for controller, (model, parent) in zip(ours, shape, strict=True):
+        if controller.model != model:
+            return False
+        if parent is not None and (controller.address is None or controller.address.bus != ours[parent].index):
             return False
     indexes = {controller.index for controller in ours}
     guests = [other.address for other in domain.others] + [c.address for c in domain.controllers if not c.is_ours]
     return not any(address is not None and address.bus in indexes for address in guests)
 
 
-def _groups(candidates: Sequence[Candidate]) -> dict[str, list[list[Candidate]]]:
-    """The candidates by group and port, groups by their lowest host BDF, ports by theirs."""
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """What comes below one expander."""
+
+    name: str
+    cell: int
+    branches: tuple[Branch, ...]
+
+    @property
+    def buses(self) -> int:
+        """The bus numbers, and the indexes, that the expander and every port below it take."""
+        return 1 + sum(branch.ports for branch in self.branches)
+
+
+def _groups(candidates: Sequence[Candidate]) -> list[_Group]:
+    """The candidates by group, groups by their lowest host BDF, ports by theirs."""
     groups: dict[str, list[Candidate]] = {}
     for candidate in sorted(candidates, key=lambda c: (c.source, c.device.element)):
         groups.setdefault(candidate.group, []).append(candidate)
-    return {group: _port_sets(members) for group, members in groups.items()}
+    return [_Group(name, members[0].cell, branches_of(_port_sets(members))) for name, members in groups.items()]
 
 
 def _port_sets(members: Sequence[Candidate]) -> list[list[Candidate]]:
@@ -141,19 +147,34 @@ def _port_sets(members: Sequence[Candidate]) -> list[list[Candidate]]:
     return sets
 
 
-def _ports(sets: Sequence[Sequence[Candidate]], first_index: int, names: _Names) -> tuple[PlannedPort, ...]:
-    packed = len(sets) > MAX_SLOT + 1
-    ports = []
-    for number, members in enumerate(sets):
+def _ports(
+    branches: Sequence[Branch], model: PortModel, parent: int, indexes: Iterator[int], names: _Names
+) -> Iterator[PlannedPort]:
+    """The ports that carry the branches, each followed by what is below it, as firmware numbers the buses."""
+    packed = len(branches) > MAX_SLOT + 1
+    for number, branch in enumerate(branches):
         slot, function = divmod(number, 8) if packed else (number, 0)
-        lead = members[0]
-        what = f"mdev-{lead.device.uuid}" if lead.device.kind == "mdev" else lead.source.dashed
-        attachments = tuple(_attach(member, joined=len(members) > 1) for member in members)
         # a slot with a single port needs no multifunction: the last of a packed group may stand alone
-        multifunction = packed and function == 0 and number + 1 < len(sets)
-        alias = names.unique(ALIAS_PREFIX + what)
-        ports.append(PlannedPort(alias, first_index + number, slot, function, multifunction, attachments))
-    return tuple(ports)
+        multifunction = packed and function == 0 and number + 1 < len(branches)
+        attachments = tuple(_attach(member, joined=len(branch.members) > 1) for member in branch.members)
+        alias = names.unique(ALIAS_PREFIX + _purpose(branch))
+        port = PlannedPort(alias, next(indexes), parent, slot, function, multifunction, attachments, model)
+        yield port
+        if branch.switch is not None:
+            alias = names.unique(f"{ALIAS_PREFIX}switch-{branch.switch.dashed}")
+            upstream = PlannedPort(
+                alias, next(indexes), port.index, 0, 0, multifunction=False, model="pcie-switch-upstream-port"
+            )
+            yield upstream
+            yield from _ports(branch.below, "pcie-switch-downstream-port", upstream.index, indexes, names)
+
+
+def _purpose(branch: Branch) -> str:
+    """What an alias says that the port is for."""
+    if branch.switch is not None:
+        return f"to-switch-{branch.switch.dashed}"
+    lead = branch.members[0]
+    return f"mdev-{lead.device.uuid}" if lead.device.kind == "mdev" else lead.source.dashed
 
 
 def _attach(member: Candidate, *, joined: bool) -> Attachment:

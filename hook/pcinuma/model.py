@@ -121,8 +121,8 @@ class Cell:
 class PciController:
     """A ``<controller type="pci">``. ``element`` is its place in document order; what is not written is None.
 
-    ``is_ours`` is set for one with our alias, and for whatever else sits on an expander with our alias: libvirt puts
-    nothing there but when bus 0 is full, and with the expander gone it could not stay.
+    ``is_ours`` is set for one with our alias, and for whatever else sits on an expander or a switch with our alias:
+    libvirt puts nothing there but when bus 0 is full, and with the expander gone it could not stay.
     """
 
     element: int
@@ -284,6 +284,9 @@ class Options:
     group_by: str = "numa"
     unmapped: str = "leave"
     addressed: str = "keep"
+    mmio: str = "report"
+    distances: str = "keep"
+    gpudirect_clique: str = "none"
     enabled: bool = True
 
 
@@ -310,22 +313,29 @@ class Attachment:
     multifunction: bool
 
 
+PortModel = Literal["pcie-root-port", "pcie-switch-upstream-port", "pcie-switch-downstream-port"]
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedPort:
-    """A root port of ours. ``existing`` is the controller in the domain that is this port already, if any."""
+    """A port of ours: at ``slot`` and ``function`` below the controller with index ``parent``, with devices on it, or
+    with the ports of a switch. ``existing`` is the controller in the domain that is this port already, if any."""
 
     alias: str
     index: int
+    parent: int
     slot: int
     function: int
     multifunction: bool
-    attachments: tuple[Attachment, ...]
+    attachments: tuple[Attachment, ...] = ()
+    model: PortModel = "pcie-root-port"
     existing: PciController | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedExpander:
-    """An expander of ours for one cell; its ports follow it in index and in bus number."""
+    """An expander of ours for one cell. All ports below it follow it in index and in bus number, each bridge's own
+    right after it."""
 
     alias: str
     index: int

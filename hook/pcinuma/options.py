@@ -16,9 +16,12 @@ MAX_EXPANDED = 1_000_000
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "policy": ("none", "best-effort", "restricted", "single-numa-node"),
-    "group-by": ("numa", "root-complex"),
+    "group-by": ("numa", "root-complex", "switch"),
     "unmapped": ("leave", "nearest"),
     "addressed": ("keep", "move"),
+    "mmio": ("off", "report", "apply"),
+    "distances": ("keep", "host"),
+    "gpudirect-clique": ("none", "by-switch"),
 }
 """The options that flags, annotations and the file of defaults share, each with its set."""
 

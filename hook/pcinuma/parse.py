@@ -184,9 +184,13 @@ def _controller(document: Document, element: Element) -> PciController:
 
 
 def _with_ownership(controllers: list[PciController]) -> tuple[PciController, ...]:
-    expanders = {c.index for c in controllers if c.has_our_alias and c.is_expander and c.index is not None}
+    takes_ports = {
+        c.index
+        for c in controllers
+        if c.has_our_alias and c.index is not None and (c.is_expander or c.model == "pcie-switch-upstream-port")
+    }
     return tuple(
-        replace(c, is_ours=True) if c.has_our_alias or (c.address is not None and c.address.bus in expanders) else c
+        replace(c, is_ours=True) if c.has_our_alias or (c.address is not None and c.address.bus in takes_ports) else c
         for c in controllers
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pcinuma.layout import Candidate, buses_needed, lay_out, reuse
+from pcinuma.layout import buses_needed, lay_out, reuse
 from pcinuma.mapping import CellMap, map_nodes, nearest_cell
 from pcinuma.model import (
     Device,
@@ -21,6 +21,7 @@ from pcinuma.model import (
     PlannedExpander,
 )
 from pcinuma.pci_tree import expander_above, predicted_bdf, surroundings
+from pcinuma.switches import Candidate
 
 REFUSING = ("restricted", "single-numa-node")
 
@@ -66,7 +67,16 @@ def plan(domain: Domain, host: HostTopology | None, options: Options) -> Plan:
     placements = _with_addresses(placements, expanders, domain)
     on_port = {attached.device.element for e in expanders for port in e.ports for attached in port.attachments}
     detach = tuple(d for d in domain.devices if d.element not in on_port and _is_on_ours(d, domain))
-    findings = tuple(
+    findings = _of_the_whole(placements, expanders, cells)
+    made = Plan(tuple(expanders), tuple(placements), cells.nodes_of, drop, detach, findings)
+    return _judged(made, options, cells)
+
+
+def _of_the_whole(
+    placements: Sequence[Placement], expanders: Sequence[PlannedExpander], cells: CellMap
+) -> tuple[Finding, ...]:
+    """What is to be said of the placement as a whole."""
+    findings = [
         Finding(
             "shared-host-node",
             "warning",
@@ -74,9 +84,12 @@ def plan(domain: Domain, host: HostTopology | None, options: Options) -> Plan:
         )
         for node, claimed in cells.shared.items()
         if any(placement.host_node == node for placement in placements)
-    )
-    made = Plan(tuple(expanders), tuple(placements), cells.nodes_of, drop, detach, findings)
-    return _judged(made, options, cells)
+    ]
+    if any(port.model == "pcie-switch-upstream-port" for expander in expanders for port in expander.ports):
+        message = "the guest's switch ports say 2.5 GT/s x1, whatever the host's do: NCCL takes such links for slow"
+        hint = "give the guest the file of 'pcinuma nccl-topo' (NCCL_TOPO_FILE), or use --group-by numa"
+        findings.append(Finding("switch-link-speed", "warning", message, None, hint))
+    return tuple(findings)
 
 
 def _without_devices(domain: Domain) -> tuple[Finding, ...]:
@@ -230,7 +243,15 @@ def _candidate(device: Device, cell: int, function: HostFunction, options: Optio
     group = f"cell{cell}"
     if options.group_by == "root-complex" and function.root_complex is not None:
         group += f"-{function.root_complex.replace(':', '-')}"
-    return Candidate(device, cell, group, function.address, function.physfn is not None)
+    return Candidate(
+        device,
+        cell,
+        group,
+        source=function.address,
+        is_vf=function.physfn is not None,
+        bridges=function.bridges if options.group_by == "switch" else (),
+        slot=(function.physfn or function.address).slot_key,
+    )
 
 
 def _with_addresses(

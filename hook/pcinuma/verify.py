@@ -64,8 +64,13 @@ def _as_planned(after: Document, plan: Plan) -> Iterator[Finding]:
             yield _wrong("plan-missed", f"{expander.alias} has index, busNr and node {said}")
         for port in expander.ports:
             element = controllers.get(port.alias)
-            at = _address(element)
-            if element is not None and at != (0, expander.index, port.slot, port.function):
+            if element is None:
+                continue
+            if attribute(element, "model") != port.model:
+                yield _wrong("plan-missed", f"{port.alias} is a {attribute(element, 'model')}")
+            if attribute(element, "index") is None or int(attribute(element, "index") or "") != port.index:
+                yield _wrong("plan-missed", f"{port.alias} has index {attribute(element, 'index')}")
+            if (at := _address(element)) != (0, port.parent, port.slot, port.function):
                 yield _wrong("plan-missed", f"{port.alias} is at {at}")
     by_source = {_source(element): element for element in elements if _is_passthrough(element)}
     for port in plan.ports:

@@ -255,3 +255,56 @@ def test_an_expander_for_each_root_complex() -> None:
     # the guest's sysfs path begins with the root bus: what shares one shares a host bridge on the host
     roots = {alias: view.pci[device.bdf].path.split("/")[3] for alias, device in view.devices.items()}
     assert roots["ua-gpu-gpu0"] == roots["ua-hostdevice-ib0"] != roots["ua-gpu-gpu1"]
+
+
+@pytest.mark.parametrize("firmware", ["seabios", "ovmf"])
+def test_the_hosts_switches_rebuilt(firmware: str) -> None:
+    """A GPU and a NIC below one switch, a lone NVMe below another, and on cell 1 a switch below a switch."""
+    outer = ["0000:80:01.0", "0000:81:00.0"]
+    inner = [*outer, "0000:82:00.0", "0000:83:00.0"]
+    host = hosts.host(
+        {0: "0-7", 1: "8-15"},
+        {
+            **dict.fromkeys(("0000:13:00.0", "0000:14:00.0", "0000:23:00.0"), 0),
+            **dict.fromkeys(("0000:85:00.0", "0000:86:00.0", "0000:87:00.0"), 1),
+        },
+        **{
+            "0000_13_00_0": {"bridges": ["0000:10:01.0", "0000:11:00.0", "0000:12:00.0"]},
+            "0000_14_00_0": {"bridges": ["0000:10:01.0", "0000:11:00.0", "0000:12:01.0"]},
+            "0000_23_00_0": {"bridges": ["0000:10:02.0", "0000:21:00.0", "0000:22:00.0"]},
+            "0000_85_00_0": {"bridges": [*inner, "0000:84:00.0"]},
+            "0000_86_00_0": {"bridges": [*inner, "0000:84:01.0"]},
+            "0000_87_00_0": {"bridges": [*outer, "0000:82:01.0"]},
+        },
+    )
+    names = {"23": "nvme", "87": "far", "14": "near", "85": "gpu1", "13": "gpu0", "86": "nic"}
+    devices = [hostdev(f"0000:{bus}:00.0", f"ua-hostdevice-{name}") for bus, name in names.items()]
+    result = transformed(domain({0: 0, 1: 1}, devices), host, Options(group_by="switch"))
+    view = boot(result.xml.decode(), firmware=firmware)
+    agree(view, result)
+    # cell 0: expander f2, root f3, upstream f4, downstream f5 and f6, root f7;
+    # cell 1: expander f8, root f9, upstream fa, downstream fb with upstream fc, downstream fd and fe, downstream ff
+    assert seen(view) == {
+        "ua-hostdevice-gpu0": ("0000:f5:00.0", 0),
+        "ua-hostdevice-near": ("0000:f6:00.0", 0),
+        "ua-hostdevice-nvme": ("0000:f7:00.0", 0),
+        "ua-hostdevice-gpu1": ("0000:fd:00.0", 1),
+        "ua-hostdevice-nic": ("0000:fe:00.0", 1),
+        "ua-hostdevice-far": ("0000:ff:00.0", 1),
+    }
+
+
+def test_a_switch_with_more_ports_than_slots() -> None:
+    """Downstream ports of 35 devices take eight functions a slot."""
+    functions = [f"0000:{0x20 + number:02x}:00.0" for number in range(35)]
+    details = {}
+    for number, bdf in enumerate(functions):
+        bridges = ["0000:10:01.0", "0000:11:00.0", f"0000:12:{number % 32:02x}.{number // 32}"]
+        details[bdf.replace(":", "_").replace(".", "_")] = {"bridges": bridges}
+    devices = [hostdev(bdf, f"ua-hostdevice-d{number}") for number, bdf in enumerate(functions)]
+    host = hosts.host({0: "0-7"}, dict.fromkeys(functions, 0), **details)
+    result = transformed(domain({0: 0}, devices), host, Options(group_by="switch"))
+    view = boot(result.xml.decode())
+    agree(view, result)
+    # expander, root port and upstream port are 218, 219 and 220
+    assert seen(view) == {f"ua-hostdevice-d{number}": (f"0000:{221 + number:02x}:00.0", 0) for number in range(35)}

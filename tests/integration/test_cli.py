@@ -35,15 +35,21 @@ PREFIX = "pcinuma.vm.kubevirt.io/"
 COMMANDS = ("transform", "explain", "check", "snapshot", "hook")
 SETS = {
     "policy": ("none", "best-effort", "restricted", "single-numa-node"),
-    "group-by": ("numa", "root-complex"),
+    "group-by": ("numa", "root-complex", "switch"),
     "unmapped": ("leave", "nearest"),
     "addressed": ("keep", "move"),
+    "mmio": ("off", "report", "apply"),
+    "distances": ("keep", "host"),
+    "gpudirect-clique": ("none", "by-switch"),
 }
 DEFAULTS = {
     "policy": "best-effort",
     "group-by": "numa",
     "unmapped": "leave",
     "addressed": "keep",
+    "mmio": "report",
+    "distances": "keep",
+    "gpudirect-clique": "none",
 }
 SHOWN = ("policy", "group-by", "unmapped", "addressed")
 

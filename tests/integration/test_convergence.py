@@ -13,6 +13,7 @@ from pcinuma.model import Options
 from pcinuma.pipeline import transform
 from tests.conftest import ROOT
 from tests.support import hosts, kubevirt
+from tests.support.domains import domain, hostdev
 from tests.support.libvirt import define_and_dump
 
 pytestmark = pytest.mark.libvirt
@@ -39,6 +40,9 @@ def layout(xml: str) -> Layout:
         )
         if name.startswith("ua-pcinuma-") and element.tag == "controller":
             target = element.find("target")
+            if element.get("model") == "pcie-switch-upstream-port":
+                controllers[name] = (element.get("index"), at)
+                continue
             assert target is not None, name
             if element.get("model") == "pcie-expander-bus":
                 controllers[name] = (element.get("index"), target.get("busNr"), target.findtext("node"))
@@ -91,6 +95,34 @@ def test_every_pass_of_the_example_has_one_layout(version: str) -> None:
     for number, one in enumerate(passes, start=1):
         assert layout(one.answer) == (expected, devices), f"pass {number}"
         assert layout(one.defined) == (expected, devices), f"libvirt after pass {number}"
+
+
+@pytest.mark.parametrize("version", kubevirt.VERSIONS)
+def test_every_pass_keeps_a_rebuilt_switch(version: str) -> None:
+    functions = {"0000:13:00.0": 0, "0000:14:00.0": 0}
+    above = {
+        "0000_13_00_0": {"bridges": ["0000:10:01.0", "0000:11:00.0", "0000:12:00.0"]},
+        "0000_14_00_0": {"bridges": ["0000:10:01.0", "0000:11:00.0", "0000:12:01.0"]},
+    }
+    devices = [hostdev("0000:14:00.0", "ua-hostdevice-nic"), hostdev("0000:13:00.0", "ua-gpu-gpu0")]
+    options = Options(group_by="switch", policy="restricted")
+    hook = hook_on(hosts.host({0: "0-7"}, functions, **above), options)
+    # by hand: expander, root port, upstream port, two downstream ports: five bus numbers that end at 255
+    expected: dict[str, tuple[object, ...]] = {
+        "ua-pcinuma-cell0": ("1", "251", "0"),
+        "ua-pcinuma-to-switch-0000-11-00-0": ("2", "off", (1, 0, 0)),
+        "ua-pcinuma-switch-0000-11-00-0": ("3", (2, 0, 0)),
+        "ua-pcinuma-0000-13-00-0": ("4", "off", (3, 0, 0)),
+        "ua-pcinuma-0000-14-00-0": ("5", "off", (3, 1, 0)),
+    }
+    for number, one in enumerate(play(domain({0: 0}, devices), version, hook), start=1):
+        controllers, placed = layout(one.answer)
+        assert controllers == expected, f"pass {number}"
+        assert {name: at for name, (at, _) in placed.items()} == {
+            "ua-gpu-gpu0": (4, 0, 0),
+            "ua-hostdevice-nic": (5, 0, 0),
+        }
+        assert layout(one.defined)[0] == expected, f"libvirt after pass {number}"
 
 
 @pytest.mark.parametrize("version", ["1.4", "1.7", "1.9"])

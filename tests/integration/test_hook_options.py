@@ -171,6 +171,9 @@ SETS = {
     "policy": ("none", "best-effort", "restricted", "single-numa-node"),
     "unmapped": ("leave", "nearest"),
     "addressed": ("keep", "move"),
+    "mmio": ("off", "report", "apply"),
+    "distances": ("keep", "host"),
+    "gpudirect-clique": ("none", "by-switch"),
 }
 
 

@@ -61,10 +61,20 @@ def topologies(draw: st.DrawFn) -> HostTopology:
         of_function: int | None = draw(st.sampled_from([*ids, *ids, *ids, None]))
         physfn = PciAddress(address.domain, address.bus, 0, 0) if draw(st.integers(0, 4)) == 0 else None
         complex_ = draw(st.sampled_from([None, "pci0000:00", "pci0000:80"]))
+        above = draw(st.sampled_from(CHAINS))
         functions[address] = HostFunction(
-            address, of_function, None if of_function is not None else "unknown", root_complex=complex_, physfn=physfn
+            address,
+            of_function,
+            None if of_function is not None else "unknown",
+            root_complex=complex_,
+            bridges=tuple(PciAddress(0, 0x70 + depth, slot, 0) for depth, slot in enumerate(above)),
+            physfn=physfn,
         )
     return HostTopology(nodes, functions)
+
+
+CHAINS = ((), (1,), (1, 0), (1, 0, 2), (1, 0, 3), (1, 0, 3, 0, 5), (1, 0, 3, 0, 6), (1, 0, 3, 0, 6, 0, 7), (2, 0, 1))
+"""The bridges above a function, by their slots on the way down: root port, upstream port, downstream port, and on."""
 
 
 @st.composite
@@ -102,7 +112,7 @@ def cases(draw: st.DrawFn) -> Case:
     lines += [" </devices>", "</domain>"]
     options = Options(
         policy=draw(st.sampled_from(["none", "best-effort", "best-effort", "restricted", "single-numa-node"])),
-        group_by=draw(st.sampled_from(["numa", "root-complex"])),
+        group_by=draw(st.sampled_from(["numa", "root-complex", "switch"])),
         unmapped=draw(st.sampled_from(["leave", "nearest"])),
         addressed=draw(st.sampled_from(["keep", "move"])),
     )
@@ -245,11 +255,14 @@ def test_placement_follows_the_mapping_and_the_policy(case: Case) -> None:
     if buses:
         assert sum(buses[-1]) == 256
     for expander in plan.expanders:
-        lead = [
-            min(attached.device.source for attached in port.attachments if attached.device.source)
-            for port in expander.ports
-        ]
-        assert lead == sorted(lead)
+        lowest = {expander.index: PciAddress(0, 0, 0, 0)}
+        for port in reversed(expander.ports):
+            own = [attached.device.source for attached in port.attachments if attached.device.source]
+            own += [lowest[below.index] for below in expander.ports if below.parent == port.index]
+            lowest[port.index] = min(own)
+        for parent in {port.parent for port in expander.ports}:
+            lead = [lowest[port.index] for port in expander.ports if port.parent == parent]
+            assert lead == sorted(lead)
 
 
 @given(cases())

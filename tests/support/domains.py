@@ -35,6 +35,9 @@ def domain(
         for _, (cell, node) in numbered
         if node is not None
     )
+    if memnodes:
+        nodeset = ",".join(str(node) for node in cells.values() if node is not None)
+        memnodes = f'\t\t<memory mode="strict" nodeset="{nodeset}"></memory>\n{memnodes}'
     listed = "".join(f"\t\t{device}\n" for device in devices)
     return (
         '<domain type="kvm">\n\t<name>ns_vm</name>\n'
