@@ -267,7 +267,7 @@ def _ports_of_ours(read: _Read) -> Iterator[Finding]:
 
 def _is_passthrough(element: Element) -> bool:
     if tag_of(element) == "interface":
-        return attribute(element, "type") == "hostdev"
+        return attribute(element, "type") in ("hostdev", "vdpa")
     return tag_of(element) == "hostdev" and attribute(element, "type") in ("pci", "mdev")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
@@ -19,7 +19,7 @@ from pcinuma.model import Bar, CpuSet, HostFunction, HostNode, HostQuery, HostTo
 ReadHost = Callable[[HostQuery], HostTopology]
 """How the pipeline asks for the host."""
 
-PLACING = (("numa_node",), ("physfn",))
+PLACING = (("numa_node",), ("physfn", "iommu_group"))
 """The attributes and the links of a function that placing it needs."""
 
 _LINK_SPEED = ("current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
@@ -33,6 +33,7 @@ MAX_NODE = 1023  # Linux has at most 2^10 nodes (NODES_SHIFT)
 _MAX_READ = 65536
 _BDF_NAME = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]\Z")
 _ROOT_NAME = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}\Z")
+_VHOST_NAME = re.compile(r"vhost-vdpa-[0-9]{1,9}\Z")
 _BAR_COUNT = 6  # /sys/bus/pci/devices/*/resource: six BARs, the ROM, then SR-IOV and bridge windows
 
 
@@ -60,6 +61,7 @@ class SysTree(Protocol):
 
     def function_path(self, address: PciAddress) -> str | None: ...
     def mdev_path(self, uuid: str) -> str | None: ...
+    def vdpa_paths(self) -> Mapping[str, str]: ...
     def node_paths(self) -> Mapping[int, str]: ...
     def all_functions(self) -> Iterable[PciAddress]: ...
     def all_mdevs(self) -> Iterable[str]: ...
@@ -91,6 +93,10 @@ class RecordedTree:
 
     def mdev_path(self, uuid: str) -> str | None:
         return self._resolve("bus", "mdev", "devices", uuid)
+
+    def vdpa_paths(self) -> Mapping[str, str]:
+        names = _listed(os.path.join(self._root, "bus", "vdpa", "devices"))
+        return _vhost_paths(self._resolve("bus", "vdpa", "devices", name) for name in names)
 
     def node_paths(self) -> Mapping[int, str]:
         base = self._resolve("devices", "system", "node") or ""
@@ -162,6 +168,9 @@ class LiveTree:
     def mdev_path(self, uuid: str) -> str | None:
         return self._find("mdev", uuid)
 
+    def vdpa_paths(self) -> Mapping[str, str]:
+        return _vhost_paths(str(device.sys_path) for device in self._context.list_devices(subsystem="vdpa"))
+
     def node_paths(self) -> Mapping[int, str]:
         found: dict[int, str] = {}
         for device in self._context.list_devices(subsystem="node"):
@@ -200,6 +209,11 @@ def _listed(directory: str) -> list[str]:
         return []
 
 
+def _vhost_paths(vdpa_devices: Iterable[str | None]) -> dict[str, str]:
+    """The path of each vDPA device by the name of its character device, a folder inside it (linux vhost/vdpa.c)."""
+    return {name: path for path in vdpa_devices if path for name in _listed(path) if _VHOST_NAME.match(name)}
+
+
 def _read(path: str) -> str | None:
     try:
         # an attribute is never a link: one in a recorded tree leads to this machine, which was not recorded
@@ -236,37 +250,56 @@ def recorded(directory: str) -> ReadHost:
 
 def read(tree: SysTree, query: HostQuery) -> HostTopology:
     """The part of the host that ``query`` names. Functions that do not exist are absent from the result."""
-    parents: dict[str, PciAddress] = {}
-    for uuid in sorted(query.mdevs):
-        path = tree.mdev_path(uuid)
-        parent = parent_function(path) if path else None
-        if parent is not None:
-            parents[uuid] = parent
+    mdevs = _parents({uuid: tree.mdev_path(uuid) for uuid in sorted(query.mdevs)})
+    paths = tree.vdpa_paths() if query.vdpas else {}
+    vdpas = _parents({name: paths.get(name) for name in sorted(query.vdpas)})
     records: dict[PciAddress, FunctionRecord] = {}
-    attribute_names, link_names = DETAILS if query.details else PLACING
-    for address in sorted(query.functions | set(parents.values())):
+    attribute_names, link_names = _wanted(query)
+    waiting = sorted(query.functions.union(mdevs.values(), vdpas.values()), reverse=True)
+    while waiting:
+        address = waiting.pop()
         path = tree.function_path(address)
-        if path is not None:
-            attributes = {name: tree.attribute(path, name) for name in attribute_names}
-            records[address] = FunctionRecord(path, attributes, {name: tree.link(path, name) for name in link_names})
+        if path is None or address in records:
+            continue
+        attributes = {name: tree.attribute(path, name) for name in attribute_names}
+        records[address] = FunctionRecord(path, attributes, {name: tree.link(path, name) for name in link_names})
+        physfn = _bdf(records[address].links.get("physfn"))
+        if physfn is not None and node_of(attributes.get("numa_node"), {})[0] is None:
+            waiting.append(physfn)
     nodes = [
         NodeRecord(number, *(tree.attribute(path, name) for name in ("cpulist", "distance", "meminfo")))
         for number, path in sorted(tree.node_paths().items())
     ]
-    return topology_from(nodes, records, parents)
+    return topology_from(nodes, records, mdevs, vdpas)
+
+
+def _wanted(query: HostQuery) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    if query.details:
+        return DETAILS
+    attributes, links = PLACING
+    return attributes + ("resource",) * query.bars + ("class", "vendor") * query.ids, links
+
+
+def _parents(paths: Mapping[str, str | None]) -> dict[str, PciAddress]:
+    """The PCI function that each path lies below; those that lie below none are left out."""
+    parents = ((name, parent_function(path) if path else None) for name, path in paths.items())
+    return {name: parent for name, parent in parents if parent is not None}
 
 
 def read_all(tree: SysTree) -> HostTopology:
-    """Every PCI function, mediated device and node of the host: what a snapshot records."""
-    uuids = (name for name in tree.all_mdevs() if "-" in name)
-    return read(tree, HostQuery(frozenset(tree.all_functions()), frozenset(uuids)))
+    """Every PCI function, mediated device, vDPA device and node of the host: what a snapshot records."""
+    uuids = frozenset(name for name in tree.all_mdevs() if "-" in name)
+    return read(tree, HostQuery(frozenset(tree.all_functions()), uuids, frozenset(tree.vdpa_paths())))
 
 
 # --- making sense, pure ----------------------------------------------------------------------------------------
 
 
 def topology_from(
-    nodes: Iterable[NodeRecord], functions: Mapping[PciAddress, FunctionRecord], mdev_parents: Mapping[str, PciAddress]
+    nodes: Iterable[NodeRecord],
+    functions: Mapping[PciAddress, FunctionRecord],
+    mdev_parents: Mapping[str, PciAddress],
+    vdpa_parents: Mapping[str, PciAddress] | None = None,
 ) -> HostTopology:
     """The topology that the records tell. What a record says wrongly becomes unknown, with the reason."""
     order = list(nodes)
@@ -276,6 +309,7 @@ def topology_from(
         nodes=known,
         functions={address: _function(address, record, known) for address, record in functions.items()},
         mdev_parents=dict(mdev_parents),
+        vdpa_parents=dict(vdpa_parents or {}),
     )
 
 
@@ -322,22 +356,14 @@ def _function(address: PciAddress, record: FunctionRecord, known: Mapping[int, H
     parts = record.path.split("/")
     roots = [number for number, part in enumerate(parts) if _ROOT_NAME.match(part)]
     above = [part for part in parts[roots[-1] + 1 : -1] if _BDF_NAME.match(part)] if roots else []
-    physfn = record.links.get("physfn")
-    function = HostFunction(
+    group = record.links.get("iommu_group")
+    return HostFunction(
         address=address,
         node=node,
         node_problem=problem,
         root_complex=parts[roots[-1]] if roots else None,
         bridges=tuple(PciAddress.parse(part) for part in above),
-        physfn=PciAddress.parse(physfn) if physfn and _BDF_NAME.match(physfn) else None,
-    )
-    return function if "class" not in record.attributes else _with_details(function, record)
-
-
-def _with_details(function: HostFunction, record: FunctionRecord) -> HostFunction:
-    group = record.links.get("iommu_group")
-    return replace(
-        function,
+        physfn=_bdf(record.links.get("physfn")),
         pci_class=_hex(record.attributes.get("class")),
         vendor=_hex(record.attributes.get("vendor")),
         device=_hex(record.attributes.get("device")),
@@ -346,6 +372,10 @@ def _with_details(function: HostFunction, record: FunctionRecord) -> HostFunctio
         iommu_group=int(group) if group and group.isascii() and group.isdigit() else None,
         driver=record.links.get("driver"),
     )
+
+
+def _bdf(name: str | None) -> PciAddress | None:
+    return PciAddress.parse(name) if name and _BDF_NAME.match(name) else None
 
 
 def _hex(text: str | None) -> int | None:

@@ -31,6 +31,7 @@ def dump(topology: HostTopology) -> dict[str, Any]:
         ],
         "functions": [_dump_function(function) for _, function in sorted(topology.functions.items())],
         "mdevs": [{"uuid": uuid, "parent": str(parent)} for uuid, parent in sorted(topology.mdev_parents.items())],
+        "vdpas": [{"device": name, "parent": str(parent)} for name, parent in sorted(topology.vdpa_parents.items())],
     }
 
 
@@ -90,16 +91,23 @@ class HostFile:
         self._nodes = {node.id: node for node in map(self._node, record["nodes"])}
         self._functions = self._by_address(record["functions"])
         self._mdevs = {entry["uuid"].lower(): PciAddress.parse(entry["parent"]) for entry in record.get("mdevs", [])}
+        self._vdpas = {entry["device"]: PciAddress.parse(entry["parent"]) for entry in record.get("vdpas", [])}
+        if len(self._vdpas) != len(record.get("vdpas", [])):
+            raise BadInput("the host record has a vDPA device twice", where=where)
         if len(self._nodes) != len(record["nodes"]):
             raise BadInput("the host record has a node twice", where=where)
         if len(self._mdevs) != len(record.get("mdevs", [])):
             raise BadInput("the host record has a mediated device twice", where=where)
 
     def __call__(self, query: HostQuery) -> HostTopology:
-        parents = {uuid: self._mdevs[uuid] for uuid in sorted(query.mdevs) if uuid in self._mdevs}
-        wanted = sorted(query.functions | set(parents.values()))
+        mdevs = {uuid: self._mdevs[uuid] for uuid in sorted(query.mdevs) if uuid in self._mdevs}
+        vdpas = {name: self._vdpas[name] for name in sorted(query.vdpas) if name in self._vdpas}
+        wanted = sorted(query.functions.union(mdevs.values(), vdpas.values()))
         functions = {address: self._function(address) for address in wanted if address in self._functions}
-        return HostTopology(self._nodes, functions, parents)
+        for function in list(functions.values()):
+            if function.node is None and function.physfn in self._functions:
+                functions[function.physfn] = self._function(function.physfn)
+        return HostTopology(self._nodes, functions, mdevs, vdpas)
 
     def _by_address(self, entries: list[dict[str, Any]]) -> dict[PciAddress, dict[str, Any]]:
         found: dict[PciAddress, dict[str, Any]] = {}

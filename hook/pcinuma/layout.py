@@ -130,11 +130,11 @@ def _port_sets(members: Sequence[Candidate]) -> list[list[Candidate]]:
     """The candidates by port, in order: the functions of one host slot share a port when function 0 is among them.
 
     Without function 0 a guest would not look at the others, so each then gets a port of its own. VFs share slots by
-    accident and are never joined; a mediated device is no function of a slot.
+    accident and are never joined; mediated and vDPA devices are no functions of a slot.
     """
     slots: dict[tuple[int, int, int], list[Candidate]] = {}
     for member in members:
-        if not member.is_vf and member.device.kind != "mdev":
+        if not member.is_vf and member.device.source is not None:
             slots.setdefault(member.source.slot_key, []).append(member)
     joined = {key: found for key, found in slots.items() if found[0].source.function == 0}
     sets: list[list[Candidate]] = []
@@ -174,7 +174,9 @@ def _purpose(branch: Branch) -> str:
     if branch.switch is not None:
         return f"to-switch-{branch.switch.dashed}"
     lead = branch.members[0]
-    return f"mdev-{lead.device.uuid}" if lead.device.kind == "mdev" else lead.source.dashed
+    if lead.device.uuid is not None:
+        return f"mdev-{lead.device.uuid}"
+    return lead.source.dashed if lead.device.vdpa is None else f"vdpa-{lead.device.vdpa}"
 
 
 def _attach(member: Candidate, *, joined: bool) -> Attachment:

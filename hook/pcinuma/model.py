@@ -21,7 +21,7 @@ MAX_FUNCTION = 7
 
 Severity = Literal["info", "warning", "error"]
 Outcome = Literal["changed", "unchanged", "refused"]
-DeviceKind = Literal["pci", "mdev", "interface"]
+DeviceKind = Literal["pci", "mdev", "interface", "vdpa"]
 PlacementKind = Literal["placed", "kept", "left", "approximate"]
 
 _BDF = re.compile(r"\s*(?:([0-9a-fA-F]{1,8}):)?([0-9a-fA-F]{1,2}):([0-9a-fA-F]{1,2})\.([0-7])\s*\Z")
@@ -147,9 +147,10 @@ class PciController:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A passthrough PCI function: a ``<hostdev>`` of type pci or mdev, or an ``<interface type="hostdev">``.
+    """A passthrough PCI function: a ``<hostdev>`` of type pci or mdev, or an ``<interface>`` of type hostdev or vdpa.
 
-    ``source`` is the host BDF (None for mdev, whose ``uuid`` is set); ``address`` the libvirt guest address.
+    ``source`` is the host BDF; None for a mediated device, whose ``uuid`` is set, and for a vDPA device, whose
+    ``vdpa`` is the name of its character device (``vhost-vdpa-0``). ``address`` is the libvirt guest address.
     """
 
     element: int
@@ -160,11 +161,14 @@ class Device:
     multifunction: bool = False
     alias: str | None = None
     mode: str | None = None
+    vdpa: str | None = None
 
     @property
     def label(self) -> str:
-        """How messages name the device: its host BDF or its mdev UUID."""
-        return str(self.source) if self.source is not None else f"mdev {self.uuid}"
+        """How messages name the device: its host BDF, its mdev UUID or its vDPA character device."""
+        if self.source is not None:
+            return str(self.source)
+        return f"mdev {self.uuid}" if self.uuid is not None else f"vdpa {self.vdpa}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,14 +207,19 @@ class Domain:
 
 @dataclass(frozen=True, slots=True)
 class HostQuery:
-    """What is asked of the host: PCI functions by BDF and mediated devices by UUID, nothing else.
+    """What is asked of the host: PCI functions by BDF, mediated devices by UUID, vDPA devices by the name of their
+    character device, nothing else.
 
-    Without ``details`` only what placing them needs is read: their node, their place in the tree and their PF.
+    Without ``details`` only what placing them needs is read: their node, their place in the tree, their IOMMU group
+    and their PF; with ``bars`` what they need of the address space, with ``ids`` what they are.
     """
 
     functions: frozenset[PciAddress] = frozenset()
     mdevs: frozenset[str] = frozenset()
+    vdpas: frozenset[str] = frozenset()
     details: bool = True
+    bars: bool = False
+    ids: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,11 +275,13 @@ class HostFunction:
 
 @dataclass(frozen=True, slots=True)
 class HostTopology:
-    """The part of the host that was asked for. ``mdev_parents`` is by lower-case UUID."""
+    """The part of the host that was asked for. ``mdev_parents`` is by lower-case UUID, ``vdpa_parents`` by the name
+    of the character device. The PF of a VF whose own node is unknown is among the functions."""
 
     nodes: Mapping[int, HostNode]
     functions: Mapping[PciAddress, HostFunction]
     mdev_parents: Mapping[str, PciAddress] = field(default_factory=dict)
+    vdpa_parents: Mapping[str, PciAddress] = field(default_factory=dict)
 
 
 # --- options ---------------------------------------------------------------------------------------------------

@@ -215,8 +215,12 @@ def _passthrough_kind(element: Element) -> DeviceKind | None:
             return "pci"
         if attribute(element, "type") == "mdev" and attribute(element, "model") in (None, "", "vfio-pci"):
             return "mdev"
-    if tag_of(element) == "interface" and attribute(element, "type") == "hostdev":
-        return "interface"
+    if tag_of(element) == "interface":
+        if attribute(element, "type") == "hostdev":
+            return "interface"
+        # a transitional virtio device is no PCIe endpoint: libvirt takes none on a root port
+        if attribute(element, "type") == "vdpa" and attribute(find(element, "model"), "type") != "virtio-transitional":
+            return "vdpa"
     return None
 
 
@@ -227,11 +231,16 @@ def _device(document: Document, element: Element, kind: DeviceKind) -> Device | 
         return None
     where = document.line(element)
     source_address = find(element, "source", "address")
-    if source_address is None:
-        raise BadInput(f"the passthrough <{tag_of(element)}> has no <source><address>", where=where)
     source: PciAddress | None = None
     uuid: str | None = None
-    if kind == "mdev":
+    vdpa: str | None = None
+    if kind == "vdpa":
+        vdpa = (attribute(find(element, "source"), "dev") or "").removeprefix("/dev/")
+        if not vdpa:
+            raise BadInput("the vDPA interface has no <source dev=…>", where=where)
+    elif source_address is None:
+        raise BadInput(f"the passthrough <{tag_of(element)}> has no <source><address>", where=where)
+    elif kind == "mdev":
         written = (attribute(source_address, "uuid") or "").strip()
         if not _UUID.match(written):
             raise BadInput(f"the mediated device's uuid is none: {written!r}", where=where)
@@ -251,6 +260,7 @@ def _device(document: Document, element: Element, kind: DeviceKind) -> Device | 
         multifunction=multifunction,
         alias=attribute(find(element, "alias"), "name"),
         mode=attribute(element, "mode"),
+        vdpa=vdpa,
     )
 
 
@@ -281,7 +291,7 @@ def _pci_address(element: Element, where: str, *, domain_limit: int) -> PciAddre
 def _refuse_same_source(document: Document, devices: list[Device]) -> None:
     seen: set[object] = set()
     for device in devices:
-        key: object = device.source or device.uuid
+        key: object = device.source or device.uuid or device.vdpa
         if key in seen:
             where = document.line(document.elements[device.element])
             raise BadInput(f"{device.label} is passed through twice", where=where)

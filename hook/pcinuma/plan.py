@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from pcinuma.layout import buses_needed, lay_out, reuse
@@ -39,6 +39,7 @@ def host_query(domain: Domain, options: Options) -> HostQuery | None:
     return HostQuery(
         functions=frozenset(device.source for device in domain.devices if device.source is not None),
         mdevs=frozenset(device.uuid for device in domain.devices if device.uuid is not None),
+        vdpas=frozenset(device.vdpa for device in domain.devices if device.vdpa is not None),
         details=False,
     )
 
@@ -67,7 +68,7 @@ def plan(domain: Domain, host: HostTopology | None, options: Options) -> Plan:
     placements = _with_addresses(placements, expanders, domain)
     on_port = {attached.device.element for e in expanders for port in e.ports for attached in port.attachments}
     detach = tuple(d for d in domain.devices if d.element not in on_port and _is_on_ours(d, domain))
-    findings = _of_the_whole(placements, expanders, cells)
+    findings = (*_of_the_whole(placements, expanders, cells), *_split_groups(placements, host))
     made = Plan(tuple(expanders), tuple(placements), cells.nodes_of, drop, detach, findings)
     return _judged(made, options, cells)
 
@@ -90,6 +91,23 @@ def _of_the_whole(
         hint = "give the guest the file of 'pcinuma nccl-topo' (NCCL_TOPO_FILE), or use --group-by numa"
         findings.append(Finding("switch-link-speed", "warning", message, None, hint))
     return tuple(findings)
+
+
+def _split_groups(placements: Sequence[Placement], host: HostTopology) -> Iterator[Finding]:
+    """A finding for each IOMMU group whose functions come to sit on different cells, or some of them on none."""
+    groups: dict[int, list[Placement]] = {}
+    for placement in placements:
+        function = host.functions.get(placement.device.source) if placement.device.source is not None else None
+        if function is not None and function.iommu_group is not None:
+            groups.setdefault(function.iommu_group, []).append(placement)
+    for group, members in sorted(groups.items()):
+        seats = [p.cell if p.fits or p.kind == "approximate" else None for p in members]
+        if len(set(seats)) > 1:
+            shown = ", ".join(
+                f"{p.device.label} {'on no cell' if cell is None else f'on cell {cell}'}"
+                for p, cell in zip(members, seats, strict=True)
+            )
+            yield Finding("iommu-group-split", "warning", f"devices of IOMMU group {group} come to sit apart: {shown}")
 
 
 def _without_devices(domain: Domain) -> tuple[Finding, ...]:
@@ -120,16 +138,22 @@ def _domain_problem(domain: Domain) -> tuple[str, str, str] | None:
 
 
 def _place(device: Device, domain: Domain, host: HostTopology, cells: CellMap, options: Options) -> Placement:
-    source = device.source if device.uuid is None else host.mdev_parents.get(device.uuid)
+    source = _source_of(device, host)
     if source is None or source not in host.functions:
-        what = "its parent is not on this host" if device.uuid else "there is no such PCI function on this host"
+        what = (
+            "there is no such PCI function on this host"
+            if device.source
+            else "no PCI function of this host is its parent"
+        )
         return Placement(device, source, None, None, "left", code="device-missing", reason=what, fits=False)
     function = host.functions[source]
-    if function.node is None:
+    pf = host.functions.get(function.physfn) if function.physfn is not None else None
+    node = function.node if function.node is not None or pf is None else pf.node
+    if node is None:
         reason = function.node_problem or "its host node is unknown"
+        reason += f"; that of its PF {function.physfn} is not known either" if function.physfn is not None else ""
         hint = "see the host's firmware settings for NUMA and PCI locality; pcinuma never guesses"
         return Placement(device, source, None, None, "left", code="numa-unknown", reason=reason, hint=hint, fits=False)
-    node = function.node
     cell = cells.cell_of.get(node)
     approximate = False
     if cell is None and options.unmapped == "nearest":
@@ -146,7 +170,17 @@ def _place(device: Device, domain: Domain, host: HostTopology, cells: CellMap, o
     if approximate:
         reason = f"host node {node} belongs to no guest cell; cell {cell} is the nearest"
         return Placement(device, source, node, cell, "approximate", code="approximate", reason=reason, fits=False)
+    if function.node is None:
+        reason = f"{function.node_problem}, so it goes by its PF {function.physfn}, which is on host node {node}"
+        return Placement(device, source, node, cell, "placed", code="node-of-pf", reason=reason)
     return Placement(device, source, node, cell, "placed")
+
+
+def _source_of(device: Device, host: HostTopology) -> PciAddress | None:
+    """The PCI function that the device is, or that a mediated or vDPA device belongs to."""
+    if device.uuid is not None:
+        return host.mdev_parents.get(device.uuid)
+    return device.source if device.vdpa is None else host.vdpa_parents.get(device.vdpa)
 
 
 def _kept(
@@ -322,7 +356,8 @@ def _single_node(made: Plan, cells: CellMap) -> Plan:
 def _finding(placement: Placement, refusing: bool) -> Finding:
     label = placement.device.label
     if placement.fits:
-        return Finding(placement.code or "", "info", f"{label} stays where it is: {placement.reason}", label)
+        verb = "is placed" if placement.kind == "placed" else "stays where it is"
+        return Finding(placement.code or "", "info", f"{label} {verb}: {placement.reason}", label)
     verb = "is placed approximately" if placement.kind == "approximate" else "stays where it is"
     return Finding(
         placement.code or "",

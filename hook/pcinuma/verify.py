@@ -77,7 +77,8 @@ def _as_planned(after: Document, plan: Plan) -> Iterator[Finding]:
         for attached in port.attachments:
             device = attached.device
             host = device.source
-            found = by_source.get((host.domain, host.bus, host.slot, host.function) if host else device.uuid)
+            named = device.uuid or device.vdpa
+            found = by_source.get((host.domain, host.bus, host.slot, host.function) if host else named)
             if found is None or _address(found) != (0, port.index, 0, attached.function):
                 yield _wrong("plan-missed", f"{device.label} is not on {port.alias}")
             elif attached.multifunction and attribute(find(found, "address"), "multifunction") != "on":
@@ -94,7 +95,7 @@ def _is_ours(element: Element) -> bool:
 
 def _is_passthrough(element: Element) -> bool:
     tag = tag_of(element)
-    return tag == "hostdev" or (tag == "interface" and attribute(element, "type") == "hostdev")
+    return tag == "hostdev" or (tag == "interface" and attribute(element, "type") in ("hostdev", "vdpa"))
 
 
 def _alias(element: Element) -> str | None:
@@ -107,7 +108,9 @@ def _address(element: Element | None) -> Numbers | None:
 
 
 def _source(element: Element) -> Numbers | str | None:
-    """The host BDF, or a mediated device's UUID as libvirt writes it."""
+    """The host BDF, a mediated device's UUID as libvirt writes it, or the name of a vDPA character device."""
+    if attribute(element, "type") == "vdpa":
+        return (attribute(find(element, "source"), "dev") or "").removeprefix("/dev/")
     address = find(element, "source", "address")
     if address is None:
         return None

@@ -230,7 +230,9 @@ def without_place(block: Block) -> bytes:
 
 
 def source_of(element: etree._Element) -> str | None:
-    """The host BDF or the mediated device's UUID of a passthrough device; None for anything else."""
+    """The host BDF of a passthrough device, a mediated device's UUID, a vDPA device's path; None for anything else."""
+    if element.tag == "interface" and element.get("type") == "vdpa":
+        return element.find("source").get("dev")  # type: ignore[union-attr]  # libvirt wants it
     address = element.find("source/address")
     if address is None or element.get("mode", "subsystem") != "subsystem":
         return None
@@ -248,20 +250,19 @@ def c_number(text: str | None) -> int:
     return int(text, 8) if re.fullmatch("0[0-7]+", text) else int(text, 0)
 
 
-def placed_sources(report_: Json, parents: dict[str, str]) -> set[str]:
-    """The devices that the report places, mediated ones by UUID."""
-    placed = {(d["kind"], d["source"]) for d in report_["devices"] if d["placement"] in ("placed", "approximate")}
-    mediated = {uuid for uuid, parent in parents.items() if ("mdev", parent) in placed}
-    return mediated | {source for kind, source in placed if kind != "mdev"}
-
-
-def mdev_parents(case: Case) -> dict[str, str]:
-    return {entry["uuid"]: entry["parent"] for entry in json.loads(case.host).get("mdevs", [])}
+def placed_sources(case: Case) -> set[str]:
+    """The devices that the report places, mediated ones by UUID and vDPA ones by path."""
+    placed = {(d["kind"], d["source"]) for d in case.report["devices"] if d["placement"] in ("placed", "approximate")}
+    host = json.loads(case.host)
+    children = [("mdev", entry["uuid"], entry["parent"]) for entry in host.get("mdevs", [])]
+    children += [("vdpa", f"/dev/{entry['device']}", entry["parent"]) for entry in host.get("vdpas", [])]
+    found = {name for kind, name, parent in children if (kind, parent) in placed}
+    return found | {source for kind, source in placed if kind not in ("mdev", "vdpa")}
 
 
 def check_nothing_else_changed(case: Case, before: str, after: str) -> None:
     old, new = without_ours(before), without_ours(after)
-    placed = placed_sources(case.report, mdev_parents(case))
+    placed = placed_sources(case)
     assert map_blocks(old, _mask) == map_blocks(new, _mask), "something outside of the devices changed"
     for was, is_ in zip(blocks(old), blocks(new), strict=True):
         if was.text == is_.text:
@@ -342,7 +343,7 @@ def test_libvirt_takes_it(name: str) -> None:
     assert kept == ours
     assert ours, "a transformed domain has controllers of ours"
 
-    placed = placed_sources(case.report, mdev_parents(case))
+    placed = placed_sources(case)
     places = {
         source: place_of(device) for device in written.iterfind("devices/*") if (source := source_of(device)) in placed
     }

@@ -50,6 +50,20 @@ L: physfn=../0000:41:00.0
 P: /devices/pci0000:40/0000:40:01.1/0000:41:00.4/{UUID}
 E: SUBSYSTEM=mdev
 
+P: /devices/pci0000:40/0000:40:01.1/0000:41:00.5
+E: SUBSYSTEM=pci
+E: PCI_SLOT_NAME=0000:41:00.5
+A: numa_node=-1\n
+L: physfn=../0000:41:00.0
+
+P: /devices/pci0000:40/0000:40:01.1/0000:41:00.5/vdpa7
+E: SUBSYSTEM=vdpa
+A: vhost-vdpa-2/dev=511:2\n
+
+P: /devices/virtual/vdpasim/vdpa8
+E: SUBSYSTEM=vdpa
+A: vhost-vdpa-3/dev=511:3\n
+
 P: /devices/pci0000:5d/0000:5d:05.5/pci10000:00/10000:00:02.0
 E: SUBSYSTEM=pci
 E: PCI_SLOT_NAME=10000:00:02.0
@@ -90,7 +104,7 @@ A: distance=garbage\n
 READ = """\
 import sys
 from pcinuma import discover, model
-query = model.HostQuery(frozenset(map(model.PciAddress.parse, {addresses!r})), frozenset({mdevs!r}))
+query = model.HostQuery(frozenset(map(model.PciAddress.parse, {addresses!r})), frozenset({mdevs!r}), frozenset({vdpas!r}))
 print(repr(discover.live()(query)))
 """
 
@@ -118,11 +132,11 @@ def on(machine: Path, *command: str, stdin: str = "") -> subprocess.CompletedPro
     )
 
 
-def read(machine: Path, *addresses: str, mdevs: tuple[str, ...] = ()) -> Any:
+def read(machine: Path, *addresses: str, mdevs: tuple[str, ...] = (), vdpas: tuple[str, ...] = ()) -> Any:
     """What a live reader in a process of its own answers; its repr is read back with the model's own classes."""
     from pcinuma import model
 
-    done = on(machine, sys.executable, "-c", READ.format(addresses=addresses, mdevs=mdevs))
+    done = on(machine, sys.executable, "-c", READ.format(addresses=addresses, mdevs=mdevs, vdpas=vdpas))
     assert (done.returncode, done.stderr) == (0, ""), done
     return eval(done.stdout, vars(model) | {"frozenset": frozenset})
 
@@ -152,6 +166,15 @@ def test_a_virtual_function_and_a_mediated_device_on_it(machine: Path) -> None:
     assert {uuid: str(parent) for uuid, parent in host.mdev_parents.items()} == {UUID: "0000:41:00.4"}
     (function,) = host.functions.values()
     assert (str(function.address), function.node, str(function.physfn)) == ("0000:41:00.4", 1, "0000:41:00.0")
+
+
+def test_a_vdpa_device_on_a_virtual_function_whose_node_only_its_pf_knows(machine: Path) -> None:
+    host = read(machine, vdpas=("vhost-vdpa-2", "vhost-vdpa-3", "vhost-vdpa-4"))
+    assert {name: str(parent) for name, parent in host.vdpa_parents.items()} == {"vhost-vdpa-2": "0000:41:00.5"}
+    assert {str(address): function.node for address, function in host.functions.items()} == {
+        "0000:41:00.0": 1,
+        "0000:41:00.5": None,
+    }
 
 
 def test_behind_a_volume_management_device(machine: Path) -> None:
@@ -206,6 +229,7 @@ def test_snapshot(machine: Path) -> None:
         ("0000:40:01.1", 1),
         ("0000:41:00.0", 1),
         ("0000:41:00.4", 1),
+        ("0000:41:00.5", None),
         ("0000:80:00.0", None),
         ("0000:80:01.0", None),
         ("10000:00:02.0", 0),
@@ -213,6 +237,7 @@ def test_snapshot(machine: Path) -> None:
     ]
     assert [node["id"] for node in record["nodes"]] == [0, 1, 8]
     assert record["mdevs"] == [{"uuid": UUID, "parent": "0000:41:00.4"}]
+    assert record["vdpas"] == [{"device": "vhost-vdpa-2", "parent": "0000:41:00.5"}]
 
 
 DOMAIN = f"""\
@@ -224,6 +249,7 @@ DOMAIN = f"""\
     <hostdev mode='subsystem' type='pci'><source><address domain='0x10000' bus='1' slot='0' function='0'/></source></hostdev>
     <hostdev mode='subsystem' type='pci'><source><address bus='0x41' slot='0' function='0'/></source></hostdev>
     <hostdev mode='subsystem' type='mdev' model='vfio-pci'><source><address uuid='{UUID}'/></source></hostdev>
+    <interface type='vdpa'><source dev='/dev/vhost-vdpa-2'/></interface>
   </devices>
 </domain>
 """
@@ -237,6 +263,7 @@ def test_a_domain_is_placed_on_the_live_host_as_on_its_record(machine: Path) -> 
         ("10000:01:00.0", 0, 0, "placed"),
         ("0000:41:00.0", 1, 1, "placed"),
         ("0000:41:00.4", 1, 1, "placed"),
+        ("0000:41:00.5", 1, 1, "placed"),
     ]
     (machine / "host.json").write_text(on(machine, str(PROGRAM), "snapshot").stdout)
     recorded = subprocess.run(

@@ -52,8 +52,13 @@ class Tree:
         (self.root / "bus/mdev/devices").mkdir(parents=True, exist_ok=True)
         (self.root / "bus/mdev/devices" / uuid).symlink_to(f"../../../devices/{parent}/{uuid}")
 
-    def read(self, *addresses: str, mdevs: tuple[str, ...] = ()) -> HostTopology:
-        query = HostQuery(frozenset(map(PciAddress.parse, addresses)), frozenset(mdevs))
+    def vdpa(self, name: str, device: str, parent: str = GPU) -> None:
+        (self.root / "devices" / parent / name / device).mkdir(parents=True)
+        (self.root / "bus/vdpa/devices").mkdir(parents=True, exist_ok=True)
+        (self.root / "bus/vdpa/devices" / name).symlink_to(f"../../../devices/{parent}/{name}")
+
+    def read(self, *addresses: str, mdevs: tuple[str, ...] = (), vdpas: tuple[str, ...] = ()) -> HostTopology:
+        query = HostQuery(frozenset(map(PciAddress.parse, addresses)), frozenset(mdevs), frozenset(vdpas))
         return discover.recorded(str(self.root))(query)
 
     def gpu(self) -> HostFunction:
@@ -406,6 +411,32 @@ def test_a_mediated_device_without_a_pci_parent(tree: Tree) -> None:
 
 def test_a_mediated_device_that_is_not_there(tree: Tree) -> None:
     assert tree.read(mdevs=(UUID,)) == HostTopology(tree.read().nodes, {}, {})
+
+
+# --- vDPA devices, and VFs by their PF -------------------------------------------------------------------------
+
+
+def test_a_vdpa_device_is_where_its_parent_is(tree: Tree) -> None:
+    tree.function(numa_node="1\n")
+    tree.vdpa("vdpa0", "vhost-vdpa-5")
+    tree.vdpa("vdpa1", "vhost-vdpa-6", "virtual/vdpasim")
+    host = tree.read(vdpas=("vhost-vdpa-5", "vhost-vdpa-6", "vdpa0"))
+    assert host.vdpa_parents == {"vhost-vdpa-5": GPU_ADDRESS}
+    assert host.functions[GPU_ADDRESS].node == 1
+
+
+def test_the_pf_of_a_vf_is_read_only_when_the_vf_does_not_know(tree: Tree) -> None:
+    tree.function(numa_node="1\n")
+    for number, node in enumerate(("1", "-1"), start=1):
+        folder = tree.function(f"pci0000:40/0000:40:01.1/0000:41:00.{number}", numa_node=f"{node}\n")
+        (folder / "physfn").symlink_to("../0000:41:00.0")
+    assert list(tree.read("0000:41:00.1").functions) == [PciAddress(0, 0x41, 0, 1)]
+    assert sorted(tree.read("0000:41:00.2").functions) == [GPU_ADDRESS, PciAddress(0, 0x41, 0, 2)]
+
+
+def test_a_vf_that_names_itself_as_its_pf(tree: Tree) -> None:
+    (tree.function(numa_node="-1\n") / "physfn").symlink_to("../0000:41:00.0")
+    assert tree.gpu().node is None
 
 
 # --- trees that are odd ----------------------------------------------------------------------------------------
