@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from pcinuma.discover import ReadHost
+from pcinuma.host_file import load
 from pcinuma.model import Options
 from pcinuma.pipeline import Result, transform
 from tests.conftest import ROOT
@@ -131,6 +134,47 @@ def test_gpu_with_its_audio_and_usb_functions(firmware: str) -> None:
         "ua-gpu-audio": ("0000:fd:00.1", 0),
         "ua-gpu-usb": ("0000:fd:00.2", 0),
         "ua-gpu-other": ("0000:ff:00.0", 1),
+    }
+
+
+def test_every_kind_of_device() -> None:
+    """A mediated device, an SR-IOV interface, a vDPA interface on a VF that only its PF places, an NVSwitch, an NVMe."""
+    record = {
+        "kind": "pcinuma-host",
+        "version": 1,
+        "nodes": [{"id": 0, "cpus": "0-7"}, {"id": 1, "cpus": "8-15"}],
+        "functions": [
+            {"address": "0000:97:00.0", "node": 1, "class": "0x030200"},
+            {"address": "0000:31:00.0", "node": 0, "class": "0x020000"},
+            {"address": "0000:31:00.2", "node": 0, "physfn": "0000:31:00.0"},
+            {"address": "0000:31:00.3", "node": -1, "physfn": "0000:31:00.0"},
+            {"address": "0000:98:00.0", "node": 1, "class": "0x010802"},
+            {"address": "0000:c6:00.0", "node": 1, "class": "0x068000"},
+        ],
+        "mdevs": [{"uuid": "7f1c2d3e-0a1b-4c5d-8e9f-000000000001", "parent": "0000:97:00.0"}],
+        "vdpas": [{"device": "vhost-vdpa-0", "parent": "0000:31:00.3"}],
+    }
+    devices = [
+        '<interface type="vdpa"><source dev="/dev/vhost-vdpa-0"></source><model type="virtio"></model>'
+        '<alias name="ua-vdpa"></alias></interface>',
+        '<interface type="hostdev" managed="no"><source><address type="pci" domain="0x0000" bus="0x31" slot="0x00"'
+        ' function="0x2"></address></source><alias name="ua-vf"></alias></interface>',
+        hostdev("0000:c6:00.0", "ua-hostdevice-nvswitch"),
+        '<hostdev type="mdev" mode="subsystem" model="vfio-pci"><source>'
+        '<address uuid="7f1c2d3e-0a1b-4c5d-8e9f-000000000001"></address></source><alias name="ua-gpu-vgpu"></alias></hostdev>',
+        hostdev("0000:98:00.0", "ua-hostdevice-nvme"),
+    ]
+    host = load(json.dumps(record).encode(), "a host of the tests")
+    result = transformed(domain({0: 0, 1: 1}, devices), host, Options(policy="restricted"))
+    view = boot(result.xml.decode())
+    agree(view, result)
+    # cell 0: expander f9, two ports; cell 1: expander fc, three ports
+    assert seen(view) == {
+        "ua-vf": ("0000:fa:00.0", 0),
+        "ua-vdpa": ("0000:fb:00.0", 0),
+        "ua-gpu-vgpu": ("0000:fd:00.0", 1),
+        "ua-hostdevice-nvme": ("0000:fe:00.0", 1),
+        "ua-hostdevice-nvswitch": ("0000:ff:00.0", 1),
     }
 
 
