@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pcinuma.domain_xml import Document, Editor, attribute, find, tag_of
 from pcinuma.model import Attachment, PciAddress, Plan, PlannedExpander, PlannedPort
+from pcinuma.tune import tune
 
 
 def apply(document: Document, plan: Plan) -> str:
@@ -31,6 +32,7 @@ def apply(document: Document, plan: Plan) -> str:
                 _restore_port(document, editor, port)
             for attached in port.attachments:
                 _attach(document, editor, attached, port.index)
+    tune(document, editor, plan)
     return editor.result()
 
 

@@ -19,7 +19,7 @@ from pcinuma.model import Bar, CpuSet, HostFunction, HostNode, HostQuery, HostTo
 ReadHost = Callable[[HostQuery], HostTopology]
 """How the pipeline asks for the host."""
 
-PLACING = (("numa_node",), ("physfn", "iommu_group"))
+PLACING = (("numa_node", "resource"), ("physfn", "iommu_group"))
 """The attributes and the links of a function that placing it needs."""
 
 _LINK_SPEED = ("current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
@@ -31,6 +31,7 @@ DETAILS = (
 
 MAX_NODE = 1023  # Linux has at most 2^10 nodes (NODES_SHIFT)
 _MAX_READ = 65536
+_CPUINFO_READ = 4096  # the first CPU says what all do, and the kernel makes the text as it is read
 _BDF_NAME = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]\Z")
 _ROOT_NAME = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}\Z")
 _VHOST_NAME = re.compile(r"vhost-vdpa-[0-9]{1,9}\Z")
@@ -65,6 +66,7 @@ class SysTree(Protocol):
     def node_paths(self) -> Mapping[int, str]: ...
     def all_functions(self) -> Iterable[PciAddress]: ...
     def all_mdevs(self) -> Iterable[str]: ...
+    def cpuinfo(self) -> str | None: ...
     def attribute(self, path: str, name: str) -> str | None: ...
     def link(self, path: str, name: str) -> str | None: ...
 
@@ -129,6 +131,10 @@ class RecordedTree:
     def all_mdevs(self) -> Iterable[str]:
         return _listed(os.path.join(self._root, "bus", "mdev", "devices"))
 
+    def cpuinfo(self) -> str | None:
+        """Of the ``/proc`` that was recorded beside the tree, as hwloc-gather-topology does."""
+        return _read(os.path.join(os.path.dirname(self._root), "proc", "cpuinfo"), _CPUINFO_READ)
+
     def attribute(self, path: str, name: str) -> str | None:
         return _read(os.path.join(path, name))
 
@@ -186,6 +192,9 @@ class LiveTree:
     def all_mdevs(self) -> Iterable[str]:
         return [device.sys_name for device in self._context.list_devices(subsystem="mdev")]
 
+    def cpuinfo(self) -> str | None:
+        return _read("/proc/cpuinfo", _CPUINFO_READ)
+
     def attribute(self, path: str, name: str) -> str | None:
         value = self._known[path].attributes.get(name)
         return None if value is None else value.decode("utf-8", "replace").strip()
@@ -214,14 +223,14 @@ def _vhost_paths(vdpa_devices: Iterable[str | None]) -> dict[str, str]:
     return {name: path for path in vdpa_devices if path for name in _listed(path) if _VHOST_NAME.match(name)}
 
 
-def _read(path: str) -> str | None:
+def _read(path: str, limit: int = _MAX_READ) -> str | None:
     try:
         # an attribute is never a link: one in a recorded tree leads to this machine, which was not recorded
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
         return None
     try:
-        return os.read(file, _MAX_READ).decode("utf-8", "replace").strip()
+        return os.read(file, limit).decode("utf-8", "replace").strip()
     except OSError:
         return None
     finally:
@@ -270,14 +279,15 @@ def read(tree: SysTree, query: HostQuery) -> HostTopology:
         NodeRecord(number, *(tree.attribute(path, name) for name in ("cpulist", "distance", "meminfo")))
         for number, path in sorted(tree.node_paths().items())
     ]
-    return topology_from(nodes, records, mdevs, vdpas)
+    cpuinfo = tree.cpuinfo() if query.address_bits else None
+    return topology_from(nodes, records, mdevs, vdpas, cpuinfo)
 
 
 def _wanted(query: HostQuery) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if query.details:
         return DETAILS
     attributes, links = PLACING
-    return attributes + ("resource",) * query.bars + ("class", "vendor") * query.ids, links
+    return attributes + ("class", "vendor") * query.ids, links
 
 
 def _parents(paths: Mapping[str, str | None]) -> dict[str, PciAddress]:
@@ -300,6 +310,7 @@ def topology_from(
     functions: Mapping[PciAddress, FunctionRecord],
     mdev_parents: Mapping[str, PciAddress],
     vdpa_parents: Mapping[str, PciAddress] | None = None,
+    cpuinfo: str | None = None,
 ) -> HostTopology:
     """The topology that the records tell. What a record says wrongly becomes unknown, with the reason."""
     order = list(nodes)
@@ -310,7 +321,14 @@ def topology_from(
         functions={address: _function(address, record, known) for address, record in functions.items()},
         mdev_parents=dict(mdev_parents),
         vdpa_parents=dict(vdpa_parents or {}),
+        address_bits=_address_bits(cpuinfo),
     )
+
+
+def _address_bits(cpuinfo: str | None) -> int | None:
+    """The physical address bits that ``/proc/cpuinfo`` tells on x86; other architectures do not say."""
+    match = re.search(r"^address sizes\s*: ([0-9]{2}) bits physical", cpuinfo or "", re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def parent_function(path: str) -> PciAddress | None:

@@ -21,6 +21,10 @@ MAX_BYTES = 16 * 1024 * 1024
 
 Element = etree._Element
 
+QEMU_URI = "http://libvirt.org/schemas/domain/qemu/1.0"
+QEMU = f"{{{QEMU_URI}}}"
+"""What the tags of libvirt's QEMU namespace begin with in the tree."""
+
 _DECLARED = re.compile(rb"""<\?xml\s[^>]{0,200}?encoding\s*=\s*["']([A-Za-z][A-Za-z0-9._-]{0,40})["']""")
 _PROLOG = re.compile(r"\ufeff?(?:\s+|<\?.*?\?>|<!--.*?-->)*", re.S)
 _MARKUP = re.compile(
@@ -75,6 +79,10 @@ class Document:
     def ordinal(self, element: Element) -> int:
         """The element's place in document order, root 0: how other modules name an element."""
         return self._ordinals[element]
+
+    def prefix(self, uri: str) -> str | None:
+        """The prefix that the root element declares for a namespace; None where it declares none."""
+        return next((prefix for prefix, known in self.root.nsmap.items() if known == uri and prefix), None)
 
     def line(self, element: Element) -> str:
         """Where the element is, for a message."""

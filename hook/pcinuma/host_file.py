@@ -20,6 +20,7 @@ def dump(topology: HostTopology) -> dict[str, Any]:
     return {
         "kind": "pcinuma-host",
         "version": VERSION,
+        "physicalAddressBits": topology.address_bits,
         "nodes": [
             {
                 "id": node.id,
@@ -91,6 +92,7 @@ class HostFile:
         self._nodes = {node.id: node for node in map(self._node, record["nodes"])}
         self._functions = self._by_address(record["functions"])
         self._mdevs = {entry["uuid"].lower(): PciAddress.parse(entry["parent"]) for entry in record.get("mdevs", [])}
+        self._address_bits: int | None = record.get("physicalAddressBits")
         self._vdpas = {entry["device"]: PciAddress.parse(entry["parent"]) for entry in record.get("vdpas", [])}
         if len(self._vdpas) != len(record.get("vdpas", [])):
             raise BadInput("the host record has a vDPA device twice", where=where)
@@ -107,7 +109,7 @@ class HostFile:
         for function in list(functions.values()):
             if function.node is None and function.physfn in self._functions:
                 functions[function.physfn] = self._function(function.physfn)
-        return HostTopology(self._nodes, functions, mdevs, vdpas)
+        return HostTopology(self._nodes, functions, mdevs, vdpas, self._address_bits)
 
     def _by_address(self, entries: list[dict[str, Any]]) -> dict[PciAddress, dict[str, Any]]:
         found: dict[PciAddress, dict[str, Any]] = {}

@@ -21,19 +21,14 @@ from pcinuma.pci_tree import AUTOMATIC_BUSES, Surroundings
 from pcinuma.switches import Branch, Candidate, branches_of
 
 
-def lay_out(
-    candidates: Sequence[Candidate], around: Surroundings, taken: frozenset[str]
-) -> tuple[PlannedExpander, ...]:
-    """The expanders with their ports in the host's order, or nothing when they do not fit in 256 bus numbers.
+def lay_out(groups: Sequence[Group], around: Surroundings, taken: frozenset[str]) -> tuple[PlannedExpander, ...]:
+    """The expanders with their ports in the host's order, of groups for which there is no :func:`misfit`.
 
     Groups ascend by their lowest host BDF, devices by host BDF; indexes follow from the highest in use + 1; bus
     numbers ascend, the last block ends at 255 or below another expander's block.
     """
-    groups = _groups(candidates)
-    total = sum(group.buses for group in groups)
-    first = _first_bus(total, around)
-    if first is None or around.highest_index + total > MAX_BUS:
-        return ()
+    first = _first_bus(sum(group.buses for group in groups), around)
+    assert first is not None  # else there is a misfit
     names = _Names(taken)
     index, bus_nr = around.highest_index + 1, first
     expanders = []
@@ -46,11 +41,17 @@ def lay_out(
     return tuple(expanders)
 
 
-def buses_needed(candidates: Sequence[Candidate], around: Surroundings) -> int:
-    """How many bus numbers the whole guest would need with the candidates placed."""
-    ours = sum(group.buses for group in _groups(candidates))
-    others = sum(count for _, count in around.blocks) + AUTOMATIC_BUSES * around.automatic
-    return around.root_buses + others + ours
+def misfit(groups: Sequence[Group], around: Surroundings) -> tuple[str, str] | None:
+    """Why the groups find no room in the guest, as a finding's code and the reason; None when they do."""
+    slots = around.root_slots + len(groups)
+    if slots > MAX_SLOT + 1:
+        return "root-bus-slots", f"the guest would need {slots} slots on bus 0, which has {MAX_SLOT + 1}"
+    ours = sum(group.buses for group in groups)
+    if _first_bus(ours, around) is None or around.highest_index + ours > MAX_BUS:
+        others = sum(count for _, count in around.blocks) + AUTOMATIC_BUSES * around.automatic
+        needed = around.root_buses + others + ours
+        return "bus-numbers", f"the guest would need {needed} PCI bus numbers of {MAX_BUS + 1}"
+    return None
 
 
 def reuse(
@@ -105,7 +106,7 @@ def _well_shaped(wanted: tuple[PlannedExpander, ...], ours: list[PciController],
 
 
 @dataclass(frozen=True, slots=True)
-class _Group:
+class Group:
     """What comes below one expander."""
 
     name: str
@@ -118,12 +119,12 @@ class _Group:
         return 1 + sum(branch.ports for branch in self.branches)
 
 
-def _groups(candidates: Sequence[Candidate]) -> list[_Group]:
+def groups_of(candidates: Sequence[Candidate]) -> list[Group]:
     """The candidates by group, groups by their lowest host BDF, ports by theirs."""
     groups: dict[str, list[Candidate]] = {}
     for candidate in sorted(candidates, key=lambda c: (c.source, c.device.element)):
         groups.setdefault(candidate.group, []).append(candidate)
-    return [_Group(name, members[0].cell, branches_of(_port_sets(members))) for name, members in groups.items()]
+    return [Group(name, members[0].cell, branches_of(_port_sets(members))) for name, members in groups.items()]
 
 
 def _port_sets(members: Sequence[Candidate]) -> list[list[Candidate]]:

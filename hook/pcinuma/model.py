@@ -15,6 +15,9 @@ from pcinuma.errors import BadInput
 ALIAS_PREFIX = "ua-pcinuma-"
 """How a PCI controller of ours is known again: libvirt keeps only aliases that begin ``ua-``."""
 
+CLIQUE_PROPERTY = "x-nv-gpudirect-clique"
+"""QEMU's property of vfio-pci that tells NVIDIA's driver which GPUs are peers (hw/vfio/pci-quirks.c)."""
+
 MAX_BUS = 0xFF
 MAX_SLOT = 0x1F
 MAX_FUNCTION = 7
@@ -115,6 +118,8 @@ class Cell:
     id: int
     cpus: CpuSet
     memory: int
+    element: int = 0
+    has_distances: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +178,23 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class OtherDevice:
-    """Any other device that has a guest PCI address, or that libvirt may give one."""
+    """Any other device that has a guest PCI address, or that libvirt may give one; ``model`` as it is written."""
 
     element: int
     tag: str
     address: PciAddress | None
+    model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GuestCpu:
+    """What the domain says of its CPU's physical address bits: ``mode`` of ``<cpu>``, and of ``<maxphysaddr>`` its
+    mode (None where there is none), bits and limit."""
+
+    mode: str | None = None
+    address_mode: str | None = None
+    address_bits: int | None = None
+    address_limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +210,10 @@ class Domain:
     devices: tuple[Device, ...]
     others: tuple[OtherDevice, ...]
     aliases: frozenset[str] = frozenset()
+    cpu: GuestCpu = GuestCpu()
+    is_uefi: bool = False
+    memory: int = 0
+    """Bytes of memory that the guest has or may come to have."""
 
     @property
     def takes_expanders(self) -> bool:
@@ -210,16 +231,16 @@ class HostQuery:
     """What is asked of the host: PCI functions by BDF, mediated devices by UUID, vDPA devices by the name of their
     character device, nothing else.
 
-    Without ``details`` only what placing them needs is read: their node, their place in the tree, their IOMMU group
-    and their PF; with ``bars`` what they need of the address space, with ``ids`` what they are.
+    Without ``details`` only what placing them needs is read: their node, their place in the tree, their BARs, their
+    IOMMU group and their PF; with ``ids`` also what they are. ``address_bits`` asks for those of the host's CPU.
     """
 
     functions: frozenset[PciAddress] = frozenset()
     mdevs: frozenset[str] = frozenset()
     vdpas: frozenset[str] = frozenset()
     details: bool = True
-    bars: bool = False
     ids: bool = False
+    address_bits: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,12 +297,14 @@ class HostFunction:
 @dataclass(frozen=True, slots=True)
 class HostTopology:
     """The part of the host that was asked for. ``mdev_parents`` is by lower-case UUID, ``vdpa_parents`` by the name
-    of the character device. The PF of a VF whose own node is unknown is among the functions."""
+    of the character device. The PF of a VF whose own node is unknown is among the functions. ``address_bits`` are the
+    physical ones of its CPUs, None where they are not known."""
 
     nodes: Mapping[int, HostNode]
     functions: Mapping[PciAddress, HostFunction]
     mdev_parents: Mapping[str, PciAddress] = field(default_factory=dict)
     vdpa_parents: Mapping[str, PciAddress] = field(default_factory=dict)
+    address_bits: int | None = None
 
 
 # --- options ---------------------------------------------------------------------------------------------------
@@ -376,13 +399,18 @@ class Placement:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What is to be done to a domain. ``drop`` are controllers of ours that go, ``detach`` devices that lose the
-    guest address which an earlier set of ours gave them. ``refusal`` is set when the policy refuses."""
+    guest address which an earlier set of ours gave them. ``address_bits`` is the ``<maxphysaddr>`` to set,
+    ``distances`` are to be written by cell and other cell, ``cliques`` by the alias of a hostdev.
+    ``refusal`` is set when the policy refuses."""
 
     expanders: tuple[PlannedExpander, ...] = ()
     placements: tuple[Placement, ...] = ()
     cell_nodes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     drop: tuple[PciController, ...] = ()
     detach: tuple[Device, ...] = ()
+    address_bits: int | None = None
+    distances: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
+    cliques: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     refusal: str | None = None
     refusal_hint: str | None = None

@@ -135,7 +135,8 @@ def load_defaults(data: bytes, where: str) -> dict[str, str]:
         if name not in CHOICES:
             shown = f"unknown option {name[:80]!r}" if isinstance(name, str) else "the name of an option is no string"
             raise BadOption(shown, where=where, hint=f"known: {', '.join(CHOICES)}")
-        found[name] = checked(name, value, where)
+        # YAML 1.1 reads a bare off as false
+        found[name] = checked(name, "off" if value is False and "off" in CHOICES[name] else value, where)
     return found
 
 

@@ -20,6 +20,7 @@ from pcinuma.model import (
     Device,
     DeviceKind,
     Domain,
+    GuestCpu,
     OtherDevice,
     PciAddress,
     PciController,
@@ -29,6 +30,7 @@ _NUMBER = re.compile(r"[ \t\r\n]*\+?(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)\Z")
 _DECIMAL = re.compile(r"[ \t\r\n]*\+?([0-9]+)\Z")
 _UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}\Z")
 
+_BUS_OF_ITS_OWN = frozenset(("fdc", "ccid", "isa", "xenbus"))
 _NEVER_PCI = frozenset(("audio", "channel", "console", "emulator", "graphics", "hub", "lease", "panic", "parallel")) | {
     "redirdev",
     "redirfilter",
@@ -60,8 +62,9 @@ def parse(document: Document) -> Domain:
                 devices.append(device)
         else:
             address, _ = _guest_address(document, element)
-            if address is not None or tag not in _NEVER_PCI:
-                others.append(OtherDevice(document.ordinal(element), tag, address))
+            if address is not None or (tag not in _NEVER_PCI and _may_be_on_pci(element)):
+                model = attribute(find(element, "model"), "type") or attribute(element, "model")
+                others.append(OtherDevice(document.ordinal(element), tag, address, model))
     _refuse_twice(document, controllers)
     _refuse_same_source(document, devices)
     return Domain(
@@ -74,6 +77,9 @@ def parse(document: Document) -> Domain:
         devices=tuple(devices),
         others=tuple(others),
         aliases=_aliases(devices_element),
+        cpu=_cpu(document),
+        is_uefi=_is_uefi(root),
+        memory=max(_bytes(document, name) for name in ("memory", "maxMemory")),
     )
 
 
@@ -112,6 +118,40 @@ def _number_set(text: str, what: str, where: str) -> CpuSet:
     return numbers
 
 
+# --- CPU, memory, firmware -------------------------------------------------------------------------------------
+
+
+def _cpu(document: Document) -> GuestCpu:
+    cpu = find(document.root, "cpu")
+    given = find(cpu, "maxphysaddr")
+    numbers: list[int | None] = []
+    for name in ("bits", "limit"):
+        written = attribute(given, name)
+        where = document.line(given) if given is not None else None
+        numbers.append(decimal(written, f"maxphysaddr's {name}", 64, where or "") if written else None)
+    return GuestCpu(attribute(cpu, "mode"), attribute(given, "mode"), *numbers)
+
+
+def _is_uefi(root: Element) -> bool:
+    """Whether the guest starts from UEFI: by name or by its image (libvirt formatdomain, BIOS bootloader)."""
+    os_element = find(root, "os")
+    loader = find(os_element, "loader")
+    return attribute(os_element, "firmware") == "efi" or attribute(loader, "type") == "pflash"
+
+
+_UNITS = {"b": 1, "bytes": 1, "KB": 1000, "k": 1024, "KiB": 1024, "MB": 1000**2, "M": 1024**2, "MiB": 1024**2}
+_UNITS |= {"GB": 1000**3, "G": 1024**3, "GiB": 1024**3, "TB": 1000**4, "T": 1024**4, "TiB": 1024**4}
+
+
+def _bytes(document: Document, tag: str) -> int:
+    """A memory size with its unit, KiB where none is written (libvirt formatdomain, Memory Allocation); 0 where the
+    domain has none, or writes one that we cannot read, since libvirt will say that."""
+    element = find(document.root, tag)
+    match = _DECIMAL.match(text_of(element))
+    unit = _UNITS.get(attribute(element, "unit") or "KiB", 0)
+    return int(match[1]) * unit if match and len(match[1]) <= 20 else 0
+
+
 # --- cells, pinning --------------------------------------------------------------------------------------------
 
 
@@ -127,7 +167,13 @@ def _cells(document: Document) -> tuple[Cell, ...]:
             raise BadInput(f"cell {cell_id} is there twice", where=where)
         cpus = _number_set(attribute(element, "cpus") or "", "the cell's cpus", where)
         memory = attribute(element, "memory")
-        cells[cell_id] = Cell(cell_id, cpus, decimal(memory, "the cell's memory", 2**64, where) if memory else 0)
+        cells[cell_id] = Cell(
+            cell_id,
+            cpus,
+            memory=decimal(memory, "the cell's memory", 2**64, where) if memory else 0,
+            element=document.ordinal(element),
+            has_distances=find(element, "distances") is not None,
+        )
     return tuple(cells[cell_id] for cell_id in sorted(cells))
 
 
@@ -262,6 +308,20 @@ def _device(document: Document, element: Element, kind: DeviceKind) -> Device | 
         mode=attribute(element, "mode"),
         vdpa=vdpa,
     )
+
+
+def _may_be_on_pci(element: Element) -> bool:
+    """Whether libvirt may give a device without an address a place on PCI, by what it hangs on."""
+    tag, model = tag_of(element), attribute(element, "model")
+    if attribute(find(element, "address"), "type") not in (None, "", "pci") or model == "none":
+        return False
+    if tag == "disk":
+        return attribute(find(element, "target"), "bus") in (None, "virtio")
+    if tag == "input":
+        return attribute(element, "bus") in (None, "virtio")
+    if tag == "memory":
+        return (model or "").startswith("virtio")
+    return tag != "controller" or attribute(element, "type") not in _BUS_OF_ITS_OWN
 
 
 def _guest_address(document: Document, element: Element) -> tuple[PciAddress | None, bool]:

@@ -10,6 +10,10 @@ from pcinuma.model import MAX_BUS, Device, Domain, PciAddress, PciController
 SPARE_PORTS = 16
 """Root ports that KubeVirt may still append for hotplug (its hotplug ports, at most 16, take a bus each)."""
 
+CHIPSET_SLOT = 0x1F
+IMPLIED_DEVICES = 5
+"""Devices that libvirt may add of itself: USB, SCSI and serial controllers, balloon, video."""
+
 AUTOMATIC_BUSES = 2
 """An expander without busNr gets the two numbers below the lowest in use (libvirt qemuDomainAddressFindNewBusNr)."""
 
@@ -19,12 +23,13 @@ class Surroundings:
     """What the rest of the domain takes, as if no controller of ours were there.
 
     ``highest_index`` is the highest controller index in use, ``root_buses`` how many bus numbers the root bus and
-    everything below it may come to need, ``blocks`` the bus ranges (first, count) of other expanders with a busNr,
-    ``automatic`` the number of expanders without.
+    everything below it may come to need, ``root_slots`` how many of bus 0's slots are taken, ``blocks`` the bus
+    ranges (first, count) of other expanders with a busNr, ``automatic`` the number of expanders without.
     """
 
     highest_index: int
     root_buses: int
+    root_slots: int
     blocks: tuple[tuple[int, int], ...]
     automatic: int
 
@@ -48,9 +53,16 @@ def surroundings(domain: Domain, placed: Iterable[Device], detached: Iterable[De
             below[top.index].append(controller.index)
     under = sum(map(len, below.values())) + len(roots)
     unaddressed = sum(address is None for address in addresses[: len(domain.others) + len(staying)])
+    indexes = {controller.index for controller in foreign}
+    gaps = sum(index not in indexes for index in range(1, highest + 1))
+    ports = sum(c.model == "pcie-root-port" and c.address is None for c in foreign)
+    slots = {0, CHIPSET_SLOT} | {address.slot for address in addresses if address is not None and address.bus == 0}
+    automatic = sum(controller.address is None for controller in roots.values())
     return Surroundings(
         highest_index=highest,
         root_buses=1 + highest - under + unaddressed + SPARE_PORTS,
+        # libvirt puts eight of its root ports into a slot
+        root_slots=len(slots) + automatic + -(-(ports + gaps + unaddressed + IMPLIED_DEVICES) // 8),
         blocks=tuple(
             (controller.bus_nr, 1 + len(below[index]))
             for index, controller in roots.items()

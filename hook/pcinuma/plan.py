@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from pcinuma.layout import buses_needed, lay_out, reuse
+from pcinuma import mmio
+from pcinuma.clique import cliques
+from pcinuma.distances import host_distances
+from pcinuma.io_space import io_space
+from pcinuma.layout import groups_of, lay_out, misfit, reuse
 from pcinuma.mapping import CellMap, map_nodes, nearest_cell
 from pcinuma.model import (
     Device,
@@ -41,6 +45,8 @@ def host_query(domain: Domain, options: Options) -> HostQuery | None:
         mdevs=frozenset(device.uuid for device in domain.devices if device.uuid is not None),
         vdpas=frozenset(device.vdpa for device in domain.devices if device.vdpa is not None),
         details=False,
+        ids=options.gpudirect_clique != "none",
+        address_bits=options.mmio != "off",
     )
 
 
@@ -68,9 +74,23 @@ def plan(domain: Domain, host: HostTopology | None, options: Options) -> Plan:
     placements = _with_addresses(placements, expanders, domain)
     on_port = {attached.device.element for e in expanders for port in e.ports for attached in port.attachments}
     detach = tuple(d for d in domain.devices if d.element not in on_port and _is_on_ours(d, domain))
-    findings = (*_of_the_whole(placements, expanders, cells), *_split_groups(placements, host))
-    made = Plan(tuple(expanders), tuple(placements), cells.nodes_of, drop, detach, findings)
-    return _judged(made, options, cells)
+    findings = [*_of_the_whole(placements, expanders, cells), *_split_groups(placements, host)]
+    findings += io_space(domain, host, placements, expanders)
+    bits = None
+    if options.mmio != "off":
+        apply = options.mmio == "apply" and options.policy != "none"
+        said, bits = mmio.judged(domain, host, placements, expanders, apply=apply)
+        findings += said
+    made = Plan(tuple(expanders), tuple(placements), cells.nodes_of, drop, detach, address_bits=bits)
+    if options.distances == "host":
+        distances, said = host_distances(domain, host, cells)
+        findings += said
+        made = replace(made, distances=distances)
+    if options.gpudirect_clique == "by-switch":
+        chosen, said = cliques(host, placements)
+        findings += said
+        made = replace(made, cliques=chosen)
+    return _judged(replace(made, findings=tuple(findings)), options, cells)
 
 
 def _of_the_whole(
@@ -257,17 +277,14 @@ def _laid_out(
     going = {candidate.device.element for candidate in candidates}
     detached = [d for d in domain.devices if d.element not in going and _is_on_ours(d, domain)]
     around = surroundings(domain, (candidate.device for candidate in candidates), detached)
-    names = frozenset(c.alias for c in domain.controllers if c.has_our_alias and c.alias)
-    expanders = lay_out(candidates, around, domain.aliases - names)
-    if expanders:
-        return expanders, list(placements)
-    needed = buses_needed(candidates, around)
-    reason = f"the guest would need {needed} PCI bus numbers of 256"
+    groups = groups_of(candidates)
+    if (problem := misfit(groups, around)) is None:
+        names = frozenset(c.alias for c in domain.controllers if c.has_our_alias and c.alias)
+        return lay_out(groups, around, domain.aliases - names), list(placements)
+    code, reason = problem
     hint = "pass through fewer devices, or give the VM fewer other PCI devices"
     left = [
-        replace(p, kind="left", code="bus-numbers", reason=reason, hint=hint, fits=False)
-        if p.device.element in going
-        else p
+        replace(p, kind="left", code=code, reason=reason, hint=hint, fits=False) if p.device.element in going else p
         for p in placements
     ]
     return (), left
@@ -331,6 +348,8 @@ def _judged(made: Plan, options: Options, cells: CellMap) -> Plan:
         count = f"{len(odd)} of {len(made.placements)} devices do" if len(odd) > 1 else "1 device does"
         hint = next((p.hint for p in odd if p.hint), None)
         return replace(made, refusal=f"policy {options.policy}: {count} not fit a cell: {reasons}", refusal_hint=hint)
+    if (full := next((finding for finding in findings if finding.code == "io-space"), None)) is not None:
+        return replace(made, refusal=f"policy {options.policy}: {full.message}", refusal_hint=full.hint)
     if options.policy == "single-numa-node":
         return _single_node(made, cells)
     return made

@@ -6,11 +6,13 @@ Nothing that fails here is handed out. It reads the XML anew and shares no code 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from pcinuma.audit import audit
-from pcinuma.domain_xml import Document, Element, attribute, children, find, serialized, tag_of, text_of
-from pcinuma.model import ALIAS_PREFIX, Finding, Plan
+from pcinuma.domain_xml import QEMU, Document, Element, attribute, children, find, serialized, tag_of, text_of
+from pcinuma.model import ALIAS_PREFIX, CLIQUE_PROPERTY, Finding, Plan
+
+OVERRIDE = QEMU + "override"
 
 
 def verify(before: Document, after: Document, plan: Plan) -> list[Finding]:
@@ -21,6 +23,7 @@ def verify(before: Document, after: Document, plan: Plan) -> list[Finding]:
         inherited = {_identity(finding) for finding in audit(before) if finding.severity == "error"}
         found = [finding for finding in found if _identity(finding) not in inherited]
     found += _as_planned(after, plan)
+    found += _tuned(before, after, plan)
     found += _nothing_else(before, after, plan)
     return found
 
@@ -137,6 +140,38 @@ def _number(text: str) -> int:
         return int(text, 8)  # C's octal has no o: 010
 
 
+def _tuned(before: Document, after: Document, plan: Plan) -> Iterator[Finding]:
+    """What the plan writes outside of the devices is there, once."""
+    cpu = find(after.root, "cpu")
+    if plan.address_bits is not None:
+        said = [dict(element.items()) for element in children(cpu, "maxphysaddr")] if cpu is not None else []
+        if said != [{"mode": "emulate", "bits": str(plan.address_bits)}]:
+            yield _wrong("plan-missed", f"maxphysaddr is {said}")
+    numa = find(cpu, "numa")
+    for position, cell in enumerate(children(numa, "cell") if numa is not None and plan.distances else ()):
+        number = int(attribute(cell, "id") or position)
+        siblings = [sibling for table in children(cell, "distances") for sibling in children(table, "sibling")]
+        distances = [(attribute(sibling, "id"), attribute(sibling, "value")) for sibling in siblings]
+        if distances != [(str(other), str(value)) for other, value in sorted(plan.distances.get(number, {}).items())]:
+            yield _wrong("plan-missed", f"cell {number} has the distances {distances}")
+    if plan.cliques:
+        ours = [(alias, CLIQUE_PROPERTY, "unsigned", str(number)) for alias, number in plan.cliques.items()]
+        old = [said for said in _properties(before) if said[0] not in plan.cliques or said[1] != CLIQUE_PROPERTY]
+        if sorted(map(str, _properties(after))) != sorted(map(str, [*old, *ours])):
+            yield _wrong("plan-missed", "the properties in qemu:override are not the planned ones")
+
+
+def _properties(document: Document) -> list[tuple[str | None, ...]]:
+    """Alias, name, type and value of every property that is overridden."""
+    override = find(document.root, OVERRIDE)
+    return [
+        (attribute(device, "alias"), *(attribute(said, key) for key in ("name", "type", "value")))
+        for device in (children(override, QEMU + "device") if override is not None else ())
+        for frontend in children(device, QEMU + "frontend")
+        for said in children(frontend, QEMU + "property")
+    ]
+
+
 # --- nothing else changed --------------------------------------------------------------------------------------
 
 
@@ -145,8 +180,10 @@ def _nothing_else(before: Document, after: Document, plan: Plan) -> Iterator[Fin
     touched |= {device.element for device in plan.detach}
     free = {before.elements[number] for number in touched}
     dropped = {before.elements[controller.element] for controller in plan.drop}
-    old = _outline(before.root, free, dropped)
-    new = _outline(after.root, set(), set())
+    skip = {"maxphysaddr"} if plan.address_bits is not None else set()
+    skip |= ({"distances"} if plan.distances else set()) | ({OVERRIDE} if plan.cliques else set())
+    old = _outline(before.root, free, dropped, skip)
+    new = _outline(after.root, set(), set(), skip)
     for (old_entry, is_free), (new_entry, _) in zip(old, new, strict=False):
         if is_free:
             old_entry, new_entry = _without_address(old_entry), _without_address(new_entry)
@@ -160,13 +197,18 @@ def _nothing_else(before: Document, after: Document, plan: Plan) -> Iterator[Fin
 Entry = list[object]
 
 
-def _outline(root: Element, free: set[Element], dropped: set[Element]) -> list[tuple[Entry, bool]]:
+def _outline(root: Element, free: set[Element], dropped: set[Element], skip: set[str]) -> list[tuple[Entry, bool]]:
     """Everything but our controllers, in document order: each part of the domain as it is written, a passthrough
-    device as the list of its nodes, so that what placing it changes can be left out."""
+    device and the CPU as the list of their nodes, so that what was planned to change can be left out."""
     found: list[tuple[Entry, bool]] = [([*root.items(), (root.text or "").strip()], False)]
     for part in root:
-        if part.tag != "devices":
+        if part.tag in skip:
+            continue
+        if part.tag == "cpu" and skip:
+            found.append((_flat(part, skip), False))
+        elif part.tag != "devices":
             found.append(([serialized(part), (part.tail or "").strip()], False))
+        if part.tag != "devices":
             continue
         found.append(([*part.items(), (part.text or "").strip(), (part.tail or "").strip()], False))
         for device in part:
@@ -179,11 +221,13 @@ def _outline(root: Element, free: set[Element], dropped: set[Element]) -> list[t
     return found
 
 
-def _flat(element: Element) -> Entry:
+def _flat(element: Element, skip: Collection[str] = ()) -> Entry:
     found: Entry = []
     stack = [(0, element)]
     while stack:
         depth, node = stack.pop()
+        if node.tag in skip:
+            continue
         found.append((depth, *_said(node)))
         if len(node):
             stack.extend((depth + 1, child) for child in reversed(node))
