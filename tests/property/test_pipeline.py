@@ -15,7 +15,7 @@ from pcinuma.check import check
 from pcinuma.discover import ReadHost
 from pcinuma.domain_xml import load
 from pcinuma.errors import PcinumaError
-from pcinuma.model import CpuSet, HostFunction, HostNode, HostQuery, HostTopology, Options, PciAddress
+from pcinuma.model import Bar, CpuSet, HostFunction, HostNode, HostQuery, HostTopology, Options, PciAddress
 from pcinuma.pipeline import Result, transform
 
 SETTINGS = settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -69,10 +69,19 @@ def topologies(draw: st.DrawFn) -> HostTopology:
             root_complex=complex_,
             bridges=tuple(PciAddress(0, 0x70 + depth, slot, 0) for depth, slot in enumerate(above)),
             physfn=physfn,
+            bars=draw(st.sampled_from(BARS)),
+            vendor=draw(st.sampled_from([0x10DE, 0x15B3])),
+            pci_class=draw(st.sampled_from([0x030200, 0x020000])),
+            iommu_group=draw(st.sampled_from([None, 1, 2])),
         )
-    return HostTopology(nodes, functions)
+    return HostTopology(nodes, functions, address_bits=draw(st.sampled_from([None, 39, 46])))
 
 
+BARS = (
+    (),
+    (Bar(0, 16 << 20, 0x40200), Bar(2, 128 << 30, 0x14220C), Bar(5, 128, 0x40101)),
+    (Bar(0, 1 << 40, 0x14220C),),
+)
 CHAINS = ((), (1,), (1, 0), (1, 0, 2), (1, 0, 3), (1, 0, 3, 0, 5), (1, 0, 3, 0, 6), (1, 0, 3, 0, 6, 0, 7), (2, 0, 1))
 """The bridges above a function, by their slots on the way down: root port, upstream port, downstream port, and on."""
 
@@ -115,6 +124,9 @@ def cases(draw: st.DrawFn) -> Case:
         group_by=draw(st.sampled_from(["numa", "root-complex", "switch"])),
         unmapped=draw(st.sampled_from(["leave", "nearest"])),
         addressed=draw(st.sampled_from(["keep", "move"])),
+        mmio=draw(st.sampled_from(["off", "report", "apply"])),
+        distances=draw(st.sampled_from(["keep", "host"])),
+        gpudirect_clique=draw(st.sampled_from(["none", "by-switch"])),
     )
     return Case(newline.join(lines).encode(), host, options)
 
@@ -209,6 +221,12 @@ def test_nothing_is_lost_and_nothing_else_changes(case: Case) -> None:
         alias = controller.find("alias")
         if alias is not None and alias.get("name", "").startswith("ua-pcinuma-"):
             _drop(controller)
+    plan = result.report.plan
+    for named, path in ((plan.address_bits, "maxphysaddr"), (plan.distances, "distances"), (plan.cliques, "override")):
+        written = after.findall(f".//{{*}}{path}")
+        assert len(written) == (0 if not named else len(plan.distances) if path == "distances" else 1)
+        for element in written:
+            _drop(element)
     for root in (before, after):
         for device in [*root.iterfind("devices/hostdev"), *root.iterfind("devices/interface")]:
             source = device.find("source/address")
