@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from pcinuma.errors import BadInput
-from pcinuma.model import Bar, CpuSet, HostFunction, HostNode, HostQuery, HostTopology, Link, PciAddress
+from pcinuma.model import Bar, CpuSet, HostCpu, HostFunction, HostNode, HostQuery, HostTopology, Link, PciAddress
 from pcinuma.schema import validate
 
 VERSION = 1
@@ -20,6 +20,7 @@ def dump(topology: HostTopology) -> dict[str, Any]:
     return {
         "kind": "pcinuma-host",
         "version": VERSION,
+        "cpu": _dump_cpu(topology.cpu),
         "nodes": [
             {
                 "id": node.id,
@@ -33,6 +34,10 @@ def dump(topology: HostTopology) -> dict[str, Any]:
         "mdevs": [{"uuid": uuid, "parent": str(parent)} for uuid, parent in sorted(topology.mdev_parents.items())],
         "vdpas": [{"device": name, "parent": str(parent)} for name, parent in sorted(topology.vdpa_parents.items())],
     }
+
+
+def _dump_cpu(cpu: HostCpu | None) -> dict[str, Any] | None:
+    return None if cpu is None else {"vendor": cpu.vendor, "family": cpu.family, "model": cpu.model}
 
 
 def _dump_function(function: HostFunction) -> dict[str, Any]:
@@ -89,6 +94,8 @@ class HostFile:
     def __init__(self, record: dict[str, Any], where: str):
         self._where = where
         self._nodes = {node.id: node for node in map(self._node, record["nodes"])}
+        cpu = record.get("cpu")
+        self._cpu = HostCpu(cpu["vendor"], cpu["family"], cpu["model"]) if cpu is not None else None
         self._functions = self._by_address(record["functions"])
         self._mdevs = {entry["uuid"].lower(): PciAddress.parse(entry["parent"]) for entry in record.get("mdevs", [])}
         self._vdpas = {entry["device"]: PciAddress.parse(entry["parent"]) for entry in record.get("vdpas", [])}
@@ -107,7 +114,7 @@ class HostFile:
         for function in list(functions.values()):
             if function.node is None and function.physfn in self._functions:
                 functions[function.physfn] = self._function(function.physfn)
-        return HostTopology(self._nodes, functions, mdevs, vdpas)
+        return HostTopology(self._nodes, functions, mdevs, vdpas, self._cpu)
 
     def _by_address(self, entries: list[dict[str, Any]]) -> dict[PciAddress, dict[str, Any]]:
         found: dict[PciAddress, dict[str, Any]] = {}

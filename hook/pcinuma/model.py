@@ -274,14 +274,25 @@ class HostFunction:
 
 
 @dataclass(frozen=True, slots=True)
+class HostCpu:
+    """The host's x86 processor: CPUID's vendor string, family and model as Linux counts them (``/proc/cpuinfo``)."""
+
+    vendor: str
+    family: int
+    model: int
+
+
+@dataclass(frozen=True, slots=True)
 class HostTopology:
     """The part of the host that was asked for. ``mdev_parents`` is by lower-case UUID, ``vdpa_parents`` by the name
-    of the character device. The PF of a VF whose own node is unknown is among the functions."""
+    of the character device. The PF of a VF whose own node is unknown is among the functions. ``cpu`` is None where
+    details were not asked for, where it is not known, or is not x86."""
 
     nodes: Mapping[int, HostNode]
     functions: Mapping[PciAddress, HostFunction]
     mdev_parents: Mapping[str, PciAddress] = field(default_factory=dict)
     vdpa_parents: Mapping[str, PciAddress] = field(default_factory=dict)
+    cpu: HostCpu | None = None
 
 
 # --- options ---------------------------------------------------------------------------------------------------
