@@ -33,8 +33,18 @@ GPUS = ("0x03", "0x12")  # 0x12 is a GPU to RCCL by its <gpu> element
 NICS = ("0x02", "0x080100")
 NVSWITCHES = ("0x068000",)
 IDS = ("vendor", "device", "subsystem_vendor", "subsystem_device")
-SPEEDS = ("2.5 GT/s", "5 GT/s", "8 GT/s", "16 GT/s", "32 GT/s", "5.0 GT/s PCIe", "8.0 GT/s PCIe", "16.0 GT/s PCIe")
-SPEEDS += ("32.0 GT/s PCIe", "64.0 GT/s PCIe")
+SPEEDS = (
+    "2.5 GT/s",
+    "5 GT/s",
+    "8 GT/s",
+    "16 GT/s",
+    "32 GT/s",
+    "5.0 GT/s PCIe",
+    "8.0 GT/s PCIe",
+    "16.0 GT/s PCIe",
+    "32.0 GT/s PCIe",
+    "64.0 GT/s PCIe",
+)
 ARCHES = ("x86_64", "arm64", "ppc64")
 VENDORS = ("GenuineIntel", "AuthenticAMD", "CentaurHauls", "  Shanghai  ")
 NEVER = ("host_hash", "keep")
