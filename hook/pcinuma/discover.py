@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -23,8 +23,9 @@ PLACING = (("numa_node",), ("physfn", "iommu_group"))
 """The attributes and the links of a function that placing it needs."""
 
 _LINK_SPEED = ("current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
+_SUBSYSTEM = ("subsystem_vendor", "subsystem_device")
 DETAILS = (
-    ("numa_node", "class", "vendor", "device", "resource", *_LINK_SPEED),
+    ("numa_node", "class", "vendor", "device", *_SUBSYSTEM, "resource", *_LINK_SPEED),
     ("physfn", "iommu_group", "driver"),
 )
 """All that is read of a function."""
@@ -396,6 +397,8 @@ def _function(address: PciAddress, record: FunctionRecord, known: Mapping[int, H
         pci_class=_hex(record.attributes.get("class")),
         vendor=_hex(record.attributes.get("vendor")),
         device=_hex(record.attributes.get("device")),
+        subsystem_vendor=_hex(record.attributes.get("subsystem_vendor")),
+        subsystem_device=_hex(record.attributes.get("subsystem_device")),
         bars=_bars(record.attributes.get("resource")),
         link=_link(record.attributes),
         iommu_group=int(group) if group and group.isascii() and group.isdigit() else None,

@@ -51,6 +51,8 @@ def _dump_function(function: HostFunction) -> dict[str, Any]:
         "class": _hex(function.pci_class, 6),
         "vendor": _hex(function.vendor, 4),
         "device": _hex(function.device, 4),
+        "subsystemVendor": _hex(function.subsystem_vendor, 4),
+        "subsystemDevice": _hex(function.subsystem_device, 4),
         "bars": [{"index": bar.index, "size": bar.size, "flags": f"{bar.flags:#x}"} for bar in function.bars],
         "link": {
             "speed": link.speed,
@@ -154,6 +156,8 @@ class HostFile:
             pci_class=_number(entry.get("class")),
             vendor=_number(entry.get("vendor")),
             device=_number(entry.get("device")),
+            subsystem_vendor=_number(entry.get("subsystemVendor")),
+            subsystem_device=_number(entry.get("subsystemDevice")),
             bars=tuple(Bar(bar["index"], bar["size"], int(bar["flags"], 16)) for bar in entry.get("bars", [])),
             link=Link(link.get("speed"), link.get("width"), link.get("maxSpeed"), link.get("maxWidth")),
             physfn=PciAddress.parse(physfn) if physfn else None,

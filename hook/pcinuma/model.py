@@ -266,6 +266,8 @@ class HostFunction:
     pci_class: int | None = None
     vendor: int | None = None
     device: int | None = None
+    subsystem_vendor: int | None = None
+    subsystem_device: int | None = None
     bars: tuple[Bar, ...] = ()
     link: Link = Link()
     physfn: PciAddress | None = None

@@ -20,6 +20,7 @@ MAX_VALUE = 253
 ARCHES = {"x86_64": "x86_64", "aarch64": "arm64"}
 """NCCL's name (src/graph/topo.cc kvDictCpuArch) for libvirt's."""
 
+_IDS = ("vendor", "device", "subsystem_vendor", "subsystem_device")
 _BRIDGE_CLASS = "0x060400"
 _HEADER = "<!-- Made by pcinuma for NCCL_TOPO_FILE: busid is the guest's, the comments name the host's. -->"
 
@@ -38,10 +39,13 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A ``<pci>`` element of a switch of the host; ``bdf`` is its guest counterpart's, or one that no guest has."""
+    """A ``<pci>`` element of a switch of the host; ``bdf`` is its guest counterpart's, or one that no guest has.
+    ``ids`` are vendor and device, subsystem vendor and device: by them NCCL knows switches that show themselves as two
+    levels and are one (src/graph/topo.cc ncclTopoFlattenBcmSwitches)."""
 
     bdf: PciAddress
     host: PciAddress
+    ids: tuple[int | None, int | None, int | None, int | None]
     link: Link
     branches: tuple[Switch | Endpoint, ...]
 
@@ -94,10 +98,7 @@ def _branch(branch: Switch | Endpoint, indent: str) -> Iterator[str]:
     attributes = {
         "busid": str(branch.bdf),
         "class": _BRIDGE_CLASS,
-        "vendor": "0x0000",
-        "device": "0x0000",
-        "subsystem_vendor": "0x0000",
-        "subsystem_device": "0x0000",
+        **{name: f"0x{value or 0:04x}" for name, value in zip(_IDS, branch.ids, strict=True)},
         # "" and 0 are how NCCL itself writes what it does not know
         "link_speed": speed_text(branch.link.speed) if branch.link.speed is not None else "",
         "link_width": str(branch.link.width or 0),

@@ -5,9 +5,9 @@ ncclTopoGetSystem). So the file tells what a guest cannot see: which devices sha
 the host's links, the host's processor. Endpoints carry the BDF that the guest shows, by which NCCL finds them. What is
 not known is left out, and NCCL looks for it in the guest.
 
-The tree is the one that NCCL would make on the host: of each PCIe switch it knows the upstream port alone, every second
-bridge counted from the device. A switch that is above one branch only tells nothing and is left out; the branch takes
-the slower of the two links.
+The tree is the one that NCCL would make on the host, where it knows of each PCIe switch the upstream port alone. A
+switch matters when devices of the file are in at least two places directly below it (as for ``--group-by switch``);
+another tells nothing and is left out, and what is below it takes the slower of the two links.
 """
 
 from __future__ import annotations
@@ -59,14 +59,25 @@ class TopologyFile:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A device that goes into the file, of the kind that :func:`_kind` says. ``switches`` are the upstream ports above
-    it on the host, from the root down, ``ports`` those in the guest by their guest BDF."""
+    """A device that goes into the file, of the kind that :func:`_kind` says. ``bridges`` are those above it on the
+    host, from the root port down: upstream and downstream ports of switches in turn (PCI Express Base, 1.3.3 Switch).
+    ``slot`` tells it from others on its bus, for a VF that of its PF. ``ports`` are the upstream ports above it in the
+    guest, by their guest BDF."""
 
     endpoint: Endpoint
     kind: str
     cell: int
-    switches: tuple[PciAddress, ...]
+    bridges: tuple[PciAddress, ...]
+    slot: tuple[int, int, int]
     ports: tuple[PciAddress, ...]
+
+    def switch(self, depth: int) -> PciAddress | None:
+        """The upstream port of the switch that has ``depth`` others above it."""
+        return self.bridges[2 * depth + 1] if 2 * depth + 1 < len(self.bridges) else None
+
+    def below(self, depth: int) -> object:
+        """Where directly below that switch the way goes on: a downstream port, or its own slot."""
+        return self.bridges[2 * depth + 2] if 2 * depth + 2 < len(self.bridges) else self.slot
 
 
 def topology_file(
@@ -129,6 +140,8 @@ def _places(domain: Domain, host: HostTopology) -> tuple[list[_Place], list[Find
     found: list[_Place] = []
     findings: list[Finding] = []
     for device in domain.devices:
+        if device.vdpa is not None:
+            continue  # the guest has a virtio device of it, which NCCL looks for on no PCI bus
         source = device.source if device.uuid is None else host.mdev_parents.get(device.uuid)
         function = host.functions.get(source) if source is not None else None
         if function is not None and function.pci_class is not None and _kind(function) is None:
@@ -161,17 +174,20 @@ def _place(
     if device.address is None or bdf is None:
         return "its BDF in the guest is decided when the VM starts"
     above = _above(device.address, domain)
-    cell = cell_of.get(function.node) if function.node is not None else None
+    pf = functions.get(function.physfn) if function.physfn is not None else None
+    node = function.node if function.node is not None or pf is None else pf.node
+    cell = cell_of.get(node) if node is not None else None
     if cell is None and above:  # the host does not tell, so what the guest will see
         cell = above[-1].node
     if cell is None or all(cell != known.id for known in domain.cells):
-        return function.node_problem or f"host node {function.node} belongs to no guest cell"
+        return f"host node {node} belongs to no guest cell" if node is not None else function.node_problem or "no node"
     ports = [predicted_bdf(port.address, domain) for port in above[1::2] if port.address and not port.is_expander]
     endpoint = Endpoint(
         bdf, function.address, function.pci_class, function.vendor, function.device, _device_link(function, functions)
     )
-    switches = function.bridges[::-1][1::2]
-    return _Place(endpoint, _kind(function) or "", cell, switches[::-1], tuple(p for p in reversed(ports) if p))
+    slot = (function.physfn or function.address).slot_key
+    above_in_guest = tuple(port for port in reversed(ports) if port is not None)
+    return _Place(endpoint, _kind(function) or "", cell, function.bridges, slot, above_in_guest)
 
 
 def _kind(function: HostFunction) -> str | None:
@@ -251,13 +267,15 @@ class _Named:
                 made.append(first)
                 continue
             link = _switch_link(key, functions[first.host].bridges, functions)
-            if len(_grouped(group, depth + 1)) > 1:
+            if len({place.below(depth) for place in group}) > 1:
                 if link.speed is None or link.width is None:
                     message = f"the host does not say the speed and width of the link of its switch {key}"
                     hint = "NCCL takes 8 GT/s and 16 lanes for it"
                     self.findings.append(Finding("nccl-link-unknown", "warning", message, str(key), hint))
                 bdf = self._bdf(group)
-                made.append(Switch(bdf, key, link, self.branches(group, depth + 1, functions)))
+                made.append(
+                    Switch(bdf, key, _ids(functions.get(key)), link, self.branches(group, depth + 1, functions))
+                )
             else:
                 made += [_behind(link, branch) for branch in self.branches(group, depth + 1, functions)]
         return tuple(made)
@@ -276,11 +294,15 @@ def _grouped(places: Sequence[_Place], depth: int) -> dict[PciAddress, list[_Pla
     """The places by the switch that is next above them, or each by itself where none is, in the guest's order."""
     groups: dict[PciAddress, list[_Place]] = {}
     for place in sorted(places, key=lambda place: place.endpoint.bdf):
-        key = place.switches[depth] if depth < len(place.switches) else place.endpoint.host
-        groups.setdefault(key, []).append(place)
+        groups.setdefault(place.switch(depth) or place.endpoint.host, []).append(place)
     return groups
 
 
+def _ids(switch: HostFunction | None) -> tuple[int | None, int | None, int | None, int | None]:
+    if switch is None:
+        return (None, None, None, None)
+    return (switch.vendor, switch.device, switch.subsystem_vendor, switch.subsystem_device)
+
+
 def _behind(link: Link, branch: Switch | Endpoint) -> Switch | Endpoint:
-    slower = _slower(branch.link, link)
-    return replace(branch, link=slower)
+    return replace(branch, link=_slower(branch.link, link))

@@ -1,4 +1,4 @@
-"""The topology file for three hosts, held against files written by hand and against NCCL's own rules."""
+"""The topology file for several hosts and groupings, held against files written by hand and against NCCL's own rules."""
 
 from __future__ import annotations
 
@@ -28,13 +28,20 @@ def root_complex() -> tuple[str, ReadHost, Options]:
     return domain({0: 0, 1: 1}, devices), nccl_hosts.nested_switches(), Options(group_by="root-complex")
 
 
+def switch() -> tuple[str, ReadHost, Options]:
+    """14 bus numbers from f2: expander f2, its port f3 with the upper switch at f3:00.0, whose ports lead to f5 and f9,
+    where the two lower ones are: their devices at f7, f8 and fb, fc. The port of the lone GPU is fd; cell 1 has fe, ff."""
+    xml, host, _ = root_complex()
+    return xml, host, Options(group_by="switch")
+
+
 def sr_iov() -> tuple[str, ReadHost, Options]:
     bdfs = ["0000:61:00.0", "0000:62:00.2", "0000:62:00.3"]
     devices = [hostdev(bdf, f"ua-sriov-d{number}") for number, bdf in enumerate(bdfs)]
     return domain({0: 1}, devices), nccl_hosts.sr_iov(), Options()
 
 
-CASES = {"two-sockets": two_sockets, "root-complex": root_complex, "sr-iov": sr_iov}
+CASES = {"two-sockets": two_sockets, "root-complex": root_complex, "switch": switch, "sr-iov": sr_iov}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -33,11 +33,14 @@ def agree(text: str, view: GuestView) -> dict[str, str]:
     return {host: bdf for bdf, host in re.findall(r'busid="([^"]+)".*<!-- host ([^ ]+) -->', text)}
 
 
-def test_two_sockets() -> None:
+@pytest.mark.parametrize("group_by", ["numa", "switch"])
+def test_two_sockets(group_by: str) -> None:
     host = hosts.from_file(EXAMPLE / "host.json")
-    result = transform((EXAMPLE / "domain.xml").read_bytes(), Options(), host)
+    result = transform((EXAMPLE / "domain.xml").read_bytes(), Options(group_by=group_by), host)
     view = boot(result.xml.decode())
-    by_host = agree(topology_file(result.xml, host).text, view)
+    text = topology_file(result.xml, host).text
+    by_host = agree(text, view)
+    assert text.count('busid="ffff:') == (2 if group_by == "numa" else 0)
     names = {
         "ua-gpu-gpu0": "0000:1a:00.0",
         "ua-hostdevice-ib0": "0000:1c:00.0",

@@ -42,15 +42,15 @@ def nested_switches() -> HostFile:
     first = {"rootComplex": "pci0000:10"}
     functions = {
         port: (0, bridge(**link(16.0))),
-        top: (0, bridge(port)),
+        top: (0, bridge(port, subsystemVendor="0x1000", subsystemDevice="0x0005")),
         "0000:12:00.0": (0, bridge(port, top)),
         "0000:12:01.0": (0, bridge(port, top)),
-        one: (0, bridge(*in_one[:3])),
+        one: (0, bridge(*in_one[:3], subsystemVendor="0x1000", subsystemDevice="0x1005")),
         "0000:14:00.0": (0, bridge(*in_one)),
         "0000:14:01.0": (0, bridge(*in_one)),
         "0000:15:00.0": (0, gpu(*in_one, "0000:14:00.0", **first)),
         "0000:16:00.0": (0, nic(*in_one, "0000:14:01.0", **link(32.0, 8), **first)),
-        two: (0, bridge(*in_two[:3])),
+        two: (0, bridge(*in_two[:3], subsystemVendor="0x1000", subsystemDevice="0x1005")),
         "0000:18:00.0": (0, bridge(*in_two)),
         "0000:18:01.0": (0, bridge(*in_two)),
         # it idles at 2.5 GT/s

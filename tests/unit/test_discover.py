@@ -326,9 +326,14 @@ def test_links_that_lead_elsewhere(tree: Tree, target: str) -> None:
 
 
 def test_class_vendor_and_device(tree: Tree) -> None:
-    tree.function(numa_node="0\n", **{"class": "0x030200\n", "vendor": "0x10de\n", "device": "0x2330\n"})
+    subsystem = {"subsystem_vendor": "0x10de\n", "subsystem_device": "0x16c1\n"}
+    tree.function(numa_node="0\n", **{"class": "0x030200\n", "vendor": "0x10de\n", "device": "0x2330\n"}, **subsystem)
     gpu = tree.gpu()
     assert (gpu.pci_class, gpu.vendor, gpu.device) == (0x030200, 0x10DE, 0x2330)
+    assert (gpu.subsystem_vendor, gpu.subsystem_device) == (0x10DE, 0x16C1)
+    record = host_file.dump(tree.read("0000:41:00.0"))
+    again = host_file.load(json.dumps(record).encode(), "a test")(HostQuery(frozenset({GPU_ADDRESS})))
+    assert again.functions[GPU_ADDRESS] == gpu
 
 
 @pytest.mark.parametrize("text", ("", "\n", "nonsense\n", "0x\n", "-1\n", "0x123456789abc\n", "0x3_0\n"))

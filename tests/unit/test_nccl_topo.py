@@ -117,6 +117,31 @@ def test_a_switch_without_a_known_link_is_written_as_nccl_writes_it() -> None:
     assert told(file) == [("nccl-link-unknown", UP)]
 
 
+def test_vfs_behind_one_port_of_a_switch_share_the_port_alone() -> None:
+    """The NIC is by itself below the switch, whose uplink is the slower link: two VFs, no switch."""
+    vf = {"class": "0x020000", "vendor": "0x15b3", "bridges": [PORT, UP, RIGHT], "physfn": "0000:44:00.0"}
+    functions = {**SWITCH, UP: (0, bridge(PORT, **link(8.0))), "0000:44:00.2": (0, vf), "0000:44:01.1": (0, vf)}
+    file = made(with_devices("0000:44:00.2", "0000:44:01.1", cells={0: 0}), a_host(functions))
+    assert elements(file) == [("0000:fe:00.0", "0"), ("0000:ff:00.0", "0")]
+    assert {pci.attributes["link_speed"] for pci in nccl.read(file.text).all("pci")} == {"8.0 GT/s PCIe"}
+    both = made(with_devices("0000:43:00.0", "0000:44:00.2", cells={0: 0}), a_host(functions))
+    assert [below for _, below in elements(both)] == ["0", "ffff:ff:01.0", "ffff:ff:01.0"]
+
+
+def test_a_vf_goes_by_its_pf() -> None:
+    """Its own node is not known."""
+    vf = {"class": "0x020000", "physfn": "0000:44:00.0"}
+    functions = {"0000:44:00.0": (1, nic()), "0000:44:00.2": (-1, vf)}
+    assert elements(made(with_devices("0000:44:00.2"), a_host(functions))) == [("0000:ff:00.0", "1")]
+
+
+def test_a_vdpa_device_is_none_of_nccls() -> None:
+    vdpa = '<interface type="vdpa"><source dev="/dev/vhost-vdpa-0"/><alias name="ua-v"/></interface>'
+    file = made(domain({0: 0}, [hostdev("0000:41:00.0", "ua-gpu-a"), vdpa]), a_host({"0000:41:00.0": (0, gpu())}))
+    assert len(elements(file)) == 1
+    assert told(file) == []
+
+
 def test_devices_of_one_switch_on_two_cells() -> None:
     """The GPU's own node is another than the NIC's: they are on two cells, and no cell has the switch."""
     split = {**SWITCH, "0000:44:00.0": (1, nic(PORT, UP, RIGHT))}
