@@ -58,17 +58,27 @@ def text(
     cpu: HostCpu | None,
     version: int,
 ) -> str:
-    """The file: a ``<cpu>`` for each cell, below it the branches that ``tree`` has for its id.
+    """The file: a ``<cpu>`` for each cell, in the order of its node in the guest, below it the branches that ``tree``
+    has for its id.
 
     ``arch`` is the domain's; ``cpu`` None leaves vendor, family and model to NCCL.
     """
     highest = max((vcpu for cell in cells for vcpu in cell.cpus.members), default=0)
     inside: list[str] = []
-    for cell in sorted(cells, key=lambda cell: cell.id):
-        attributes = {"numaid": str(cell.id), **_affinity(cell.cpus, highest), **_processor(arch, cpu)}
+    for node, cell in enumerate(in_guest_order(cells)):
+        attributes = {"numaid": str(node), **_affinity(cell.cpus, highest), **_processor(arch, cpu)}
         below = [line for branch in tree.get(cell.id, ()) for line in _branch(branch, "    ")]
         inside += _element("  ", "cpu", attributes, below)
     return "".join(f"{line}\n" for line in [_HEADER, *_element("", "system", {"version": str(version)}, inside)])
+
+
+def in_guest_order(cells: Sequence[Cell]) -> list[Cell]:
+    """The cells in the order in which Linux numbers them: by the first vCPU, then what has memory alone.
+
+    A node's number is not its proximity domain, which is the cell's id, but when the SRAT's reader came upon it, and
+    that reads processors before memory (linux drivers/acpi/numa/srat.c acpi_map_pxm_to_node, acpi_numa_init).
+    """
+    return sorted(cells, key=lambda cell: (not cell.cpus, not cell.memory, min(cell.cpus.members, default=cell.id)))
 
 
 def elements(cells: Sequence[Cell], tree: Mapping[int, Sequence[Switch | Endpoint]]) -> int:

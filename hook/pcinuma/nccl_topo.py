@@ -31,7 +31,7 @@ from pcinuma.model import (
     PciAddress,
     PciController,
 )
-from pcinuma.nccl_file import NCCL_VERSION, RCCL_VERSION, Endpoint, Switch, elements, text
+from pcinuma.nccl_file import NCCL_VERSION, RCCL_VERSION, Endpoint, Switch, elements, in_guest_order, text
 from pcinuma.parse import parse
 from pcinuma.pci_tree import predicted_bdf
 
@@ -109,7 +109,7 @@ def topology(domain: Domain, host: HostTopology) -> TopologyFile:
     named = _Named(places)
     tree = {
         cell.id: named.branches([place for place in places if place.cell == cell.id], 0, host.functions)
-        for cell in sorted(domain.cells, key=lambda cell: cell.id)
+        for cell in in_guest_order(domain.cells)
     }
     findings += named.findings
     gpus = {place.endpoint.vendor == AMD for place in places if place.kind == "gpu"}
@@ -139,6 +139,7 @@ def _places(domain: Domain, host: HostTopology) -> tuple[list[_Place], list[Find
     cell_of = map_nodes(domain, host).cell_of
     found: list[_Place] = []
     findings: list[Finding] = []
+    taken: dict[PciAddress, Device] = {}
     for device in domain.devices:
         if device.vdpa is not None:
             continue  # the guest has a virtio device of it, which NCCL looks for on no PCI bus
@@ -147,6 +148,8 @@ def _places(domain: Domain, host: HostTopology) -> tuple[list[_Place], list[Find
         if function is not None and function.pci_class is not None and _kind(function) is None:
             continue  # a disk, the audio function of a GPU: nothing that NCCL looks at
         made = _place(device, function, domain, cell_of, host.functions)
+        if not isinstance(made, str) and (other := taken.setdefault(made.endpoint.bdf, device)) is not device:
+            made = f"its guest address is that of {other.label} as well"
         if isinstance(made, str):
             message = f"{device.label} is not in the file: {made}"
             hint = "NCCL looks for it in the guest by itself"

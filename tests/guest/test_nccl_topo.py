@@ -33,6 +33,14 @@ def agree(text: str, view: GuestView) -> dict[str, str]:
     return {host: bdf for bdf, host in re.findall(r'busid="([^"]+)".*<!-- host ([^ ]+) -->', text)}
 
 
+def same_vcpus(text: str, view: GuestView) -> None:
+    """Each ``<cpu>`` has the CPUs of the guest's node; the stand-in keeps the vCPUs of a small domain."""
+    for cpu in nccl.read(text).children:
+        mask = int(cpu.attributes["affinity"], 16)
+        seen = CpuSet.parse(view.nodes[int(cpu.attributes["numaid"])].cpus)
+        assert [vcpu for vcpu in range(32) if mask >> vcpu & 1] == list(seen) != []
+
+
 @pytest.mark.parametrize("group_by", ["numa", "switch"])
 def test_two_sockets(group_by: str) -> None:
     host = hosts.from_file(EXAMPLE / "host.json")
@@ -89,8 +97,17 @@ def test_a_guest_with_a_switch_of_its_own() -> None:
     (switch,) = re.findall(r'busid="([^"]+)".*<!-- host switch 0000:5e:00.0 -->', text)
     for alias in ("ua-gpu-a", "ua-hostdevice-n"):
         assert view.pci[view.devices[alias].bdf].path.split("/")[-3] == switch
-    # the stand-in keeps the vCPUs of a domain as small as this one
-    for cpu in nccl.read(text).children:
-        mask = int(cpu.attributes["affinity"], 16)
-        seen = CpuSet.parse(view.nodes[int(cpu.attributes["numaid"])].cpus)
-        assert [vcpu for vcpu in range(32) if mask >> vcpu & 1] == list(seen) != []
+    same_vcpus(text, view)
+
+
+def test_cells_whose_vcpus_do_not_ascend() -> None:
+    """Linux's node 0 is the cell of vCPU 0, which is cell 1 here."""
+    functions = {"0000:41:00.0": (0, nccl_hosts.gpu()), "0000:81:00.0": (1, nccl_hosts.gpu())}
+    host = nccl_hosts.host({0: "0-7", 1: "8-15"}, functions, cpu=nccl_hosts.INTEL)
+    xml = domain({0: 0, 1: 1}, [hostdev("0000:41:00.0", "ua-gpu-a"), hostdev("0000:81:00.0", "ua-gpu-b")])
+    xml = xml.replace('id="0" cpus="0,1"', 'id="0" cpus="2,3"').replace('id="1" cpus="2,3"', 'id="1" cpus="0,1"')
+    result = transform(xml.encode(), Options(policy="restricted"), host)
+    view = boot(result.xml.decode())
+    text = topology_file(result.xml, host).text
+    agree(text, view)
+    same_vcpus(text, view)

@@ -229,6 +229,16 @@ def test_left_out_with_the_reason() -> None:
     assert len(elements(file)) == 1
 
 
+def test_two_devices_at_one_guest_address() -> None:
+    xml = domain({0: 0}, [hostdev(f"0000:4{n}:00.0", f"ua-gpu-{n}", AT.format(0, 5)) for n in (1, 2)])
+    host = a_host({"0000:41:00.0": (0, gpu()), "0000:42:00.0": (0, gpu())})
+    file = topology_file(xml.encode(), host)
+    assert elements(file) == [("0000:00:05.0", "0")]
+    assert [finding.message for finding in file.findings] == [
+        "0000:42:00.0 is not in the file: its guest address is that of 0000:41:00.0 as well"
+    ]
+
+
 def test_a_device_on_the_root_bus_is_told_its_cell() -> None:
     """It keeps its address, so the guest sees numa_node -1; the file knows better."""
     xml = domain({0: 0, 1: 1}, [hostdev("0000:81:00.0", "ua-gpu-a", AT.format(0, 5))])
@@ -317,6 +327,23 @@ def test_arm64() -> None:
     assert told(file) == []
 
 
+def test_cells_are_numbered_as_linux_numbers_its_nodes() -> None:
+    """Cell 0 has the last vCPUs, cell 1 memory alone, cell 2 the first vCPUs: the guest's nodes 1, 2 and 0."""
+    functions = {"0000:41:00.0": (0, gpu()), "0000:81:00.0": (1, gpu()), "0000:c1:00.0": (2, gpu())}
+    host = nccl_hosts.host({0: "0-7", 1: "8-15", 2: "16-23"}, functions, cpu=nccl_hosts.INTEL)
+    xml = with_devices(*functions, cells={0: 0, 1: 1, 2: 2})
+    for cell, (old, new) in enumerate((("0,1", "4,5"), ("2,3", ""), ("4,5", "0,1"))):
+        xml = xml.replace(f'id="{cell}" cpus="{old}"', f'id="{cell}" cpus="{new}"')
+    file = made(xml, host)
+    assert [(cpu["numaid"], cpu["affinity"]) for cpu in cpus(file)] == [
+        ("0", "00000003"),
+        ("1", "00000030"),
+        ("2", "00000000"),
+    ]
+    # buses fa to ff, an expander and a port for each cell in the host's order
+    assert elements(file) == [("0000:ff:00.0", "0"), ("0000:fb:00.0", "1"), ("0000:fd:00.0", "2")]
+
+
 @pytest.mark.parametrize(
     ("written", "mask"),
     [
@@ -328,8 +355,8 @@ def test_arm64() -> None:
 def test_affinity_is_a_cpumap(written: str, mask: str) -> None:
     """Words of 32 bits, as many for each cell, the highest first."""
     xml = with_devices("0000:41:00.0").replace('cpus="0,1"', f'cpus="{written}"').replace('cpus="2,3"', 'cpus="63"')
-    (first, second) = cpus(made(xml, a_host({"0000:41:00.0": (0, gpu())})))
-    assert (first["affinity"], second["affinity"]) == (mask, "80000000,00000000")
+    file = made(xml, a_host({"0000:41:00.0": (0, gpu())}))
+    assert {cpu["affinity"] for cpu in cpus(file)} == {mask, "80000000,00000000"}
 
 
 def test_affinity_that_nccl_could_not_read_is_left_to_it() -> None:
