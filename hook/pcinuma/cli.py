@@ -84,6 +84,27 @@ def _explain(parsed: argparse.Namespace) -> int:
     return 0
 
 
+def _nccl_topo(parsed: argparse.Namespace) -> int:
+    from dataclasses import replace
+
+    from pcinuma import nccl_topo, pipeline
+    from pcinuma.report import as_dict
+
+    data, where = _domain(parsed)
+    read_host = host_of(parsed)
+    result = pipeline.transform(data, _options(parsed), read_host, where=where)
+    if result.refusal is not None:
+        _write_report(parsed, as_dict(result.report))
+        raise result.refusal
+    made = nccl_topo.topology_file(result.xml, read_host, where=where)
+    report = replace(result.report, findings=(*result.report.findings, *made.findings))
+    _write_report(parsed, as_dict(report))
+    # whoever takes the file has what the advice of that finding is
+    _warn(parsed, [finding for finding in report.findings if finding.code != "switch-link-speed"])
+    _write(parsed.output, made.text.encode("ascii"))
+    return 0
+
+
 def _check(parsed: argparse.Namespace) -> int:
     from pcinuma import check, report
 
@@ -245,6 +266,15 @@ example:
   pcinuma explain domain.xml --host host.json --policy restricted
 """
 
+_NCCL_TOPO = """\
+Writes the file that NCCL reads through NCCL_TOPO_FILE, for the guest of the transformed domain: its cells, its
+GPUs and NICs at the BDFs the guest shows, the host's switches they share, and the host's link speed and width.
+With --policy none: for the guest of the domain as it stands.
+
+example, and in the guest NCCL_TOPO_FILE=/etc/nccl-topo.xml:
+  pcinuma nccl-topo domain.xml --host host.json -o nccl-topo.xml
+"""
+
 _CHECK = """\
 Holds a domain XML of any origin against the rules of libvirt, QEMU and firmware, and says which devices the
 guest will see without a node or on a foreign one. Changes nothing. Exit status 1 when a finding is an error.
@@ -297,6 +327,9 @@ def _parser() -> argparse.ArgumentParser:
     explain = command("explain", _explain, "the tree before and after, where each device goes and why", _EXPLAIN)
     _add_inputs(explain)
     explain.add_argument("--json", action="store_true", help="write the report as JSON")
+    nccl_topo = command("nccl-topo", _nccl_topo, "NCCL topology file for the guest", _NCCL_TOPO)
+    _add_inputs(nccl_topo)
+    nccl_topo.add_argument("-q", dest="quiet", action="store_true", help="no warnings on standard error")
     check = command("check", _check, "audit a domain XML as it stands", _CHECK)
     _add_inputs(check)
     check.add_argument("--json", action="store_true", help="write the findings as JSON")

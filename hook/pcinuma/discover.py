@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
 from pcinuma.errors import BadInput, HostUnreadable
-from pcinuma.model import Bar, CpuSet, HostFunction, HostNode, HostQuery, HostTopology, Link, PciAddress
+from pcinuma.model import Bar, CpuSet, HostCpu, HostFunction, HostNode, HostQuery, HostTopology, Link, PciAddress
 
 ReadHost = Callable[[HostQuery], HostTopology]
 """How the pipeline asks for the host."""
@@ -23,8 +23,9 @@ PLACING = (("numa_node", "resource"), ("physfn", "iommu_group"))
 """The attributes and the links of a function that placing it needs."""
 
 _LINK_SPEED = ("current_link_speed", "current_link_width", "max_link_speed", "max_link_width")
+_SUBSYSTEM = ("subsystem_vendor", "subsystem_device")
 DETAILS = (
-    ("numa_node", "class", "vendor", "device", "resource", *_LINK_SPEED),
+    ("numa_node", "class", "vendor", "device", *_SUBSYSTEM, "resource", *_LINK_SPEED),
     ("physfn", "iommu_group", "driver"),
 )
 """All that is read of a function."""
@@ -35,6 +36,9 @@ _CPUINFO_READ = 4096  # the first CPU says what all do, and the kernel makes the
 _BDF_NAME = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]\Z")
 _ROOT_NAME = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}\Z")
 _VHOST_NAME = re.compile(r"vhost-vdpa-[0-9]{1,9}\Z")
+_CPU_ALIAS = re.compile(r"cpu:type:x86,ven([0-9A-F]{4})fam([0-9A-F]{4})mod([0-9A-F]{4}):")
+_CPU_VENDORS = {0: "GenuineIntel", 2: "AuthenticAMD", 5: "CentaurHauls", 9: "HygonGenuine", 10: "  Shanghai  "}
+"""CPUID's vendor string by Linux's number for it (arch/x86/include/asm/processor.h, X86_VENDOR_*)."""
 _BAR_COUNT = 6  # /sys/bus/pci/devices/*/resource: six BARs, the ROM, then SR-IOV and bridge windows
 
 
@@ -64,6 +68,7 @@ class SysTree(Protocol):
     def mdev_path(self, uuid: str) -> str | None: ...
     def vdpa_paths(self) -> Mapping[str, str]: ...
     def node_paths(self) -> Mapping[int, str]: ...
+    def cpu_path(self) -> str | None: ...
     def all_functions(self) -> Iterable[PciAddress]: ...
     def all_mdevs(self) -> Iterable[str]: ...
     def cpuinfo(self) -> str | None: ...
@@ -104,6 +109,9 @@ class RecordedTree:
         base = self._resolve("devices", "system", "node") or ""
         numbers = (re.fullmatch(r"node([0-9]{1,4})", name) for name in _listed(base))
         return {int(match[1]): os.path.join(base, match[0]) for match in numbers if match}
+
+    def cpu_path(self) -> str | None:
+        return self._resolve("devices", "system", "cpu")
 
     def all_functions(self) -> Iterable[PciAddress]:
         names = {*_listed(os.path.join(self._root, "bus", "pci", "devices")), *self._unlinked}
@@ -184,6 +192,14 @@ class LiveTree:
                 self._known[device.sys_path] = device
                 found[int(match[1])] = device.sys_path
         return found
+
+    def cpu_path(self) -> str | None:
+        try:
+            device = self._devices.from_path(self._context, "/sys/devices/system/cpu")
+        except self._not_found:
+            return None
+        self._known[device.sys_path] = device
+        return str(device.sys_path)
 
     def all_functions(self) -> Iterable[PciAddress]:
         names = (device.sys_name for device in self._context.list_devices(subsystem="pci"))
@@ -280,7 +296,9 @@ def read(tree: SysTree, query: HostQuery) -> HostTopology:
         for number, path in sorted(tree.node_paths().items())
     ]
     cpuinfo = tree.cpuinfo() if query.address_bits else None
-    return topology_from(nodes, records, mdevs, vdpas, cpuinfo)
+    cpu_path = tree.cpu_path() if query.details else None
+    cpu = cpu_of(tree.attribute(cpu_path, "modalias") if cpu_path is not None else None)
+    return replace(topology_from(nodes, records, mdevs, vdpas, cpuinfo), cpu=cpu)
 
 
 def _wanted(query: HostQuery) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -353,6 +371,18 @@ def node_of(text: str | None, known: Mapping[int, HostNode]) -> tuple[int | None
     return number, None
 
 
+def cpu_of(modalias: str | None) -> HostCpu | None:
+    """The processor that ``/sys/devices/system/cpu/modalias`` names; None for another architecture or vendor.
+
+    Its form is Linux's CPU_FEATURE_TYPEFMT (arch/x86/include/asm/cpufeature.h).
+    """
+    match = _CPU_ALIAS.match(modalias or "")
+    if match is None:
+        return None
+    vendor, family, model = (int(part, 16) for part in match.groups())
+    return HostCpu(_CPU_VENDORS[vendor], family, model) if vendor in _CPU_VENDORS else None
+
+
 def _node(record: NodeRecord, order: list[int]) -> HostNode:
     try:
         cpus = CpuSet.parse(record.cpulist or "")
@@ -385,6 +415,8 @@ def _function(address: PciAddress, record: FunctionRecord, known: Mapping[int, H
         pci_class=_hex(record.attributes.get("class")),
         vendor=_hex(record.attributes.get("vendor")),
         device=_hex(record.attributes.get("device")),
+        subsystem_vendor=_hex(record.attributes.get("subsystem_vendor")),
+        subsystem_device=_hex(record.attributes.get("subsystem_device")),
         bars=_bars(record.attributes.get("resource")),
         link=_link(record.attributes),
         iommu_group=int(group) if group and group.isascii() and group.isdigit() else None,

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from pcinuma.errors import BadInput
-from pcinuma.model import Bar, CpuSet, HostFunction, HostNode, HostQuery, HostTopology, Link, PciAddress
+from pcinuma.model import Bar, CpuSet, HostCpu, HostFunction, HostNode, HostQuery, HostTopology, Link, PciAddress
 from pcinuma.schema import validate
 
 VERSION = 1
@@ -21,6 +21,7 @@ def dump(topology: HostTopology) -> dict[str, Any]:
         "kind": "pcinuma-host",
         "version": VERSION,
         "physicalAddressBits": topology.address_bits,
+        "cpu": _dump_cpu(topology.cpu),
         "nodes": [
             {
                 "id": node.id,
@@ -36,6 +37,10 @@ def dump(topology: HostTopology) -> dict[str, Any]:
     }
 
 
+def _dump_cpu(cpu: HostCpu | None) -> dict[str, Any] | None:
+    return None if cpu is None else {"vendor": cpu.vendor, "family": cpu.family, "model": cpu.model}
+
+
 def _dump_function(function: HostFunction) -> dict[str, Any]:
     link = function.link
     return {
@@ -47,6 +52,8 @@ def _dump_function(function: HostFunction) -> dict[str, Any]:
         "class": _hex(function.pci_class, 6),
         "vendor": _hex(function.vendor, 4),
         "device": _hex(function.device, 4),
+        "subsystemVendor": _hex(function.subsystem_vendor, 4),
+        "subsystemDevice": _hex(function.subsystem_device, 4),
         "bars": [{"index": bar.index, "size": bar.size, "flags": f"{bar.flags:#x}"} for bar in function.bars],
         "link": {
             "speed": link.speed,
@@ -90,6 +97,8 @@ class HostFile:
     def __init__(self, record: dict[str, Any], where: str):
         self._where = where
         self._nodes = {node.id: node for node in map(self._node, record["nodes"])}
+        cpu = record.get("cpu")
+        self._cpu = HostCpu(cpu["vendor"], cpu["family"], cpu["model"]) if cpu is not None else None
         self._functions = self._by_address(record["functions"])
         self._mdevs = {entry["uuid"].lower(): PciAddress.parse(entry["parent"]) for entry in record.get("mdevs", [])}
         self._address_bits: int | None = record.get("physicalAddressBits")
@@ -109,7 +118,7 @@ class HostFile:
         for function in list(functions.values()):
             if function.node is None and function.physfn in self._functions:
                 functions[function.physfn] = self._function(function.physfn)
-        return HostTopology(self._nodes, functions, mdevs, vdpas, self._address_bits)
+        return HostTopology(self._nodes, functions, mdevs, vdpas, self._address_bits, self._cpu)
 
     def _by_address(self, entries: list[dict[str, Any]]) -> dict[PciAddress, dict[str, Any]]:
         found: dict[PciAddress, dict[str, Any]] = {}
@@ -149,6 +158,8 @@ class HostFile:
             pci_class=_number(entry.get("class")),
             vendor=_number(entry.get("vendor")),
             device=_number(entry.get("device")),
+            subsystem_vendor=_number(entry.get("subsystemVendor")),
+            subsystem_device=_number(entry.get("subsystemDevice")),
             bars=tuple(Bar(bar["index"], bar["size"], int(bar["flags"], 16)) for bar in entry.get("bars", [])),
             link=Link(link.get("speed"), link.get("width"), link.get("maxSpeed"), link.get("maxWidth")),
             physfn=PciAddress.parse(physfn) if physfn else None,

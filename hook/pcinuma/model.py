@@ -287,6 +287,8 @@ class HostFunction:
     pci_class: int | None = None
     vendor: int | None = None
     device: int | None = None
+    subsystem_vendor: int | None = None
+    subsystem_device: int | None = None
     bars: tuple[Bar, ...] = ()
     link: Link = Link()
     physfn: PciAddress | None = None
@@ -295,16 +297,27 @@ class HostFunction:
 
 
 @dataclass(frozen=True, slots=True)
+class HostCpu:
+    """The host's x86 processor: CPUID's vendor string, family and model as Linux counts them (``/proc/cpuinfo``)."""
+
+    vendor: str
+    family: int
+    model: int
+
+
+@dataclass(frozen=True, slots=True)
 class HostTopology:
     """The part of the host that was asked for. ``mdev_parents`` is by lower-case UUID, ``vdpa_parents`` by the name
     of the character device. The PF of a VF whose own node is unknown is among the functions. ``address_bits`` are the
-    physical ones of its CPUs, None where they are not known."""
+    physical ones of its CPUs, None where they are not known; ``cpu`` is None where details were not asked for, where
+    it is not known, or is not x86."""
 
     nodes: Mapping[int, HostNode]
     functions: Mapping[PciAddress, HostFunction]
     mdev_parents: Mapping[str, PciAddress] = field(default_factory=dict)
     vdpa_parents: Mapping[str, PciAddress] = field(default_factory=dict)
     address_bits: int | None = None
+    cpu: HostCpu | None = None
 
 
 # --- options ---------------------------------------------------------------------------------------------------

@@ -83,6 +83,10 @@ P: /devices/pci0000:80/0000:80:01.0
 E: SUBSYSTEM=pci
 E: PCI_SLOT_NAME=0000:80:01.0
 
+P: /devices/system/cpu
+E: SUBSYSTEM=cpu
+A: modalias=cpu:type:x86,ven0000fam0006mod008F:feature:,0000,0001\n
+
 P: /devices/system/node/node0
 E: SUBSYSTEM=node
 A: cpulist=0-3,8-11\n
@@ -235,6 +239,7 @@ def test_snapshot(machine: Path) -> None:
         ("10000:00:02.0", 0),
         ("10000:01:00.0", 0),
     ]
+    assert record["cpu"] == {"vendor": "GenuineIntel", "family": 6, "model": 143}
     assert [node["id"] for node in record["nodes"]] == [0, 1, 8]
     assert record["mdevs"] == [{"uuid": UUID, "parent": "0000:41:00.4"}]
     assert record["vdpas"] == [{"device": "vhost-vdpa-2", "parent": "0000:41:00.5"}]

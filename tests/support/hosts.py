@@ -13,11 +13,13 @@ from pcinuma.host_file import HostFile, load
 def host(nodes: Mapping[int, str], functions: Mapping[str, int], **details: dict[str, Any]) -> HostFile:
     """A host with these CPU lists by node and these functions on nodes (-1: unknown).
 
-    ``details`` adds fields to a function; its name is the BDF with underscores for ``:`` and ``.``.
+    ``details`` adds fields to a function; its name is the BDF with underscores for ``:`` and ``.``. Under the name
+    ``cpu`` it is the host's processor.
     """
     record = {
         "kind": "pcinuma-host",
         "version": 1,
+        "cpu": details.get("cpu"),
         "nodes": [
             {"id": node, "cpus": cpus, "distances": {str(n): 10 if n == node else 21 for n in nodes}}
             for node, cpus in nodes.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from pcinuma import discover, host_file
 from pcinuma.errors import HostUnreadable
-from pcinuma.model import Bar, CpuSet, HostFunction, HostNode, HostQuery, HostTopology, Link, PciAddress
+from pcinuma.model import Bar, CpuSet, HostCpu, HostFunction, HostNode, HostQuery, HostTopology, Link, PciAddress
 
 GPU = "pci0000:40/0000:40:01.1/0000:41:00.0"
 GPU_ADDRESS = PciAddress(0, 0x41, 0, 0)
@@ -71,6 +72,51 @@ def tree(tmp_path: Path) -> Tree:
     made.node(0, "0-3", "10 21", "\nNode 0 MemTotal:       131841248 kB\nNode 0 MemFree:        11 kB\n")
     made.node(1, "4-7", "21 10", "\nNode 1 MemTotal:       131841250 kB\n")
     return made
+
+
+# --- the processor ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("modalias", "cpu"),
+    [
+        ("cpu:type:x86,ven0000fam0006mod008F:feature:,0000,0001", HostCpu("GenuineIntel", 6, 0x8F)),
+        ("cpu:type:x86,ven0002fam0019mod0011:feature:,0000", HostCpu("AuthenticAMD", 25, 17)),
+        ("cpu:type:x86,ven000Afam0007mod005B:feature:,0000", HostCpu("  Shanghai  ", 7, 91)),
+        ("cpu:type:x86,ven0008fam0005mod0004:feature:,0000", None),  # National Semiconductor
+        ("cpu:type:aarch64:feature:,0000,0001", None),
+        ("cpu:type:x86,ven0000fam0006", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_the_processor(tree: Tree, modalias: str | None, cpu: HostCpu | None) -> None:
+    folder = tree.root / "devices/system/cpu"
+    folder.mkdir()
+    if modalias is not None:
+        (folder / "modalias").write_text(modalias + "\n")
+    host = tree.read()
+    assert host.cpu == cpu
+    again = host_file.load(json.dumps(host_file.dump(host)).encode(), "a test")
+    assert again(HostQuery()).cpu == cpu
+
+
+def test_the_processor_is_no_part_of_placing(tree: Tree) -> None:
+    folder = tree.root / "devices/system/cpu"
+    folder.mkdir()
+    (folder / "modalias").write_text("cpu:type:x86,ven0000fam0006mod008F:feature:,0000\n")
+    assert discover.recorded(str(tree.root))(HostQuery(details=False)).cpu is None
+
+
+def test_this_machines_processor() -> None:
+    """As /proc/cpuinfo has it, by udev and from the tree."""
+    text = Path("/proc/cpuinfo").read_text()
+    found = [re.search(rf"^{name}\s*: (.*)$", text, re.M) for name in ("vendor_id", "cpu family", "model")]
+    expected = None
+    if all(found):
+        vendor, family, model = (match[1] for match in found if match)
+        expected = HostCpu(vendor, int(family), int(model))
+    assert discover.live()(HostQuery()).cpu == discover.recorded("/sys")(HostQuery()).cpu == expected
 
 
 # --- numa_node -------------------------------------------------------------------------------------------------
@@ -280,9 +326,14 @@ def test_links_that_lead_elsewhere(tree: Tree, target: str) -> None:
 
 
 def test_class_vendor_and_device(tree: Tree) -> None:
-    tree.function(numa_node="0\n", **{"class": "0x030200\n", "vendor": "0x10de\n", "device": "0x2330\n"})
+    subsystem = {"subsystem_vendor": "0x10de\n", "subsystem_device": "0x16c1\n"}
+    tree.function(numa_node="0\n", **{"class": "0x030200\n", "vendor": "0x10de\n", "device": "0x2330\n"}, **subsystem)
     gpu = tree.gpu()
     assert (gpu.pci_class, gpu.vendor, gpu.device) == (0x030200, 0x10DE, 0x2330)
+    assert (gpu.subsystem_vendor, gpu.subsystem_device) == (0x10DE, 0x16C1)
+    record = host_file.dump(tree.read("0000:41:00.0"))
+    again = host_file.load(json.dumps(record).encode(), "a test")(HostQuery(frozenset({GPU_ADDRESS})))
+    assert again.functions[GPU_ADDRESS] == gpu
 
 
 @pytest.mark.parametrize("text", ("", "\n", "nonsense\n", "0x\n", "-1\n", "0x123456789abc\n", "0x3_0\n"))
