@@ -20,14 +20,14 @@ EM_SANS = 0.70
 SIZE, SMALL = 12, 11
 """Font sizes."""
 
-MARGIN, GAP, PAD = 24, 84, 9
+MARGIN, GAP, PAD = 20, 68, 9
 CHIP, ROW, NOTE, LOOSE = 22, 27, 14, 7
 """The height of a device, of its row, of a line of a note below it, and the room after a note."""
 HEAD, SUBHEAD, TAIL, BETWEEN = 44, 20, 5, 12
 """The heights of an outer box's head, an inner one's, of a box's foot, the room between outer boxes."""
-MARK, BADGE, PORT = 24, 36, 58
+MARK, BADGE, PORT = 24, 36, 54
 """The widths of the mark, of the badge with its room, of the port beside a guest's device."""
-LABEL_LIMIT, ALIAS_LIMIT, NOTE_LIMIT = 20, 26, 3
+LABEL_LIMIT, ALIAS_LIMIT, NOTE_LIMIT = 20, 22, 3
 """Characters of a host label and of an alias, lines of a note; what is longer is cut."""
 
 

@@ -23,7 +23,7 @@ def scene(before: Domain, after: Domain, report: Report, host: HostTopology | No
     what best-effort would have made of the domain.
     """
     placements = {placement.device.label: placement for placement in report.plan.placements}
-    host_panel = _host_panel(before, placements, report, host or HostTopology({}, {}))
+    host_panel = _host_panel(before, placements, report, host)
     shown = {leaf.device.label: leaf.device for leaf in host_panel.leaves}
     by_label = {device.label: shown[_label(device, placements.get(device.label))] for device in before.devices}
     guest = _Guest(report, placements, by_label)
@@ -81,7 +81,7 @@ class _Found:
         return (self.source is None, self.source or PciAddress(0, 0, 0, 0), self.device.label)
 
 
-def _host_panel(domain: Domain, placements: dict[str, Placement], report: Report, host: HostTopology) -> Panel:
+def _host_panel(domain: Domain, placements: dict[str, Placement], report: Report, host: HostTopology | None) -> Panel:
     found = sorted((_found(d, placements.get(d.label), host) for d in domain.devices), key=lambda f: f.order)
     by_node = _grouped(found, lambda item: item.node)
     count = iter(range(1, len(found) + 1))
@@ -103,17 +103,18 @@ def _host_panel(domain: Domain, placements: dict[str, Placement], report: Report
     return Panel("host", tuple(boxes))
 
 
-def _host_node(node: int | None, host: HostTopology, children: tuple[Box | Leaf, ...]) -> Box:
+def _host_node(node: int | None, host: HostTopology | None, children: tuple[Box | Leaf, ...]) -> Box:
     if node is None:
-        return Box("host-node", "host node unknown", "the host does not say", (), children)
-    known = host.nodes.get(node)
+        why = "the host does not say" if host is not None else "the host was not asked: nothing to place"
+        return Box("host-node", "host node unknown", why, (), children)
+    known = host.nodes.get(node) if host is not None else None
     detail = "" if known is None else f"CPUs {known.cpus}" if known.cpus else "no CPUs"
     return Box("host-node", f"host node {node}", detail, (node,), children)
 
 
-def _found(device: Device, placement: Placement | None, host: HostTopology) -> _Found:
+def _found(device: Device, placement: Placement | None, host: HostTopology | None) -> _Found:
     source = placement.source if placement is not None else device.source
-    function = host.functions.get(source) if source is not None else None
+    function = host.functions.get(source) if host is not None and source is not None else None
     node = function.node if function is not None else None
     return _Found(
         device,
@@ -235,7 +236,7 @@ class _Guest:
         if final and fit != "aligned" and placement is not None and placement.reason:
             note = one_line(placement.reason)
         elif fit == "astray" and placement is not None and placement.cell is not None:
-            note = f"host node {shown.host_node} is cell {placement.cell}"
+            note = f"belongs on cell {placement.cell}"
         port = chain[-1] if chain and chain[-1].model in PORTS else None
         return Leaf(shown, fit, port, _guest_name(device, domain), -1 if cell is None else cell, note)
 

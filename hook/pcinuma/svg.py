@@ -32,7 +32,7 @@ from pcinuma.picture_layout import (
 )
 from pcinuma.svg_looks import MARKS, STYLES, css, moved, outline, tone_of, written
 
-_EMPTY = "no passthrough device"
+_EMPTY = "no device"
 
 _FINDINGS = 12
 """Findings that are written below the picture; the report has them all."""
@@ -102,6 +102,8 @@ class _Pen:
     def text(
         self, text: str, x: float, y: float, look: str = "", *, size: int = SIZE, anchor: str = "", font: float = 0
     ) -> None:
+        if not text:
+            return
         element = self.shape("text", look, x=x, y=y)
         if size != SIZE:
             element.set("font-size", str(size))

@@ -78,7 +78,7 @@ class _Pen:
 
     def _box(self, box: Box, first: str, rest: str) -> Iterator[str]:
         detail = f" ({box.detail})" if box.detail else ""
-        empty = "" if box.children else ": no passthrough device"
+        empty = "" if box.children else ": no device"
         tint = self._tints[box.nodes[0]] if box.nodes else 0
         yield from self.wrapped(f"{box.title}{detail}{empty}".replace("›", self._signs.step), first, rest, tint)
         for number, child in enumerate(box.children, start=1):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from xml.sax.saxutils import escape
+
 from pcinuma.host_file import HostFile
 from tests.support import domains, hosts
 
@@ -32,6 +34,8 @@ def machine(devices: int, nodes: int = 2, *, names: str = "ua-gpu-gpu{}", odd: b
             ],
         }
     cpus = {node: f"{16 * node}-{16 * node + 15}" for node in range(nodes + odd)}
-    listed = [domains.hostdev(bdf, names.format(number)) for number, bdf in enumerate(functions)]
+    listed = [
+        domains.hostdev(bdf, escape(names.format(number), {'"': "&quot;"})) for number, bdf in enumerate(functions)
+    ]
     xml = domains.domain({node: node for node in range(nodes)}, listed)
     return xml.encode(), hosts.host(cpus, functions, **details)
