@@ -115,7 +115,7 @@ def _host_node(node: int | None, host: HostTopology | None, children: tuple[Box 
 def _found(device: Device, placement: Placement | None, host: HostTopology | None) -> _Found:
     source = placement.source if placement is not None else device.source
     function = host.functions.get(source) if host is not None and source is not None else None
-    node = function.node if function is not None else None
+    node = placement.host_node if placement is not None else None
     return _Found(
         device,
         placement,
@@ -155,8 +155,8 @@ def _shown(item: _Found, number: int) -> Shown:
 
 
 def _label(device: Device, placement: Placement | None) -> str:
-    """The host BDF; for a mediated device its parent's, with its UUID."""
-    if device.uuid is not None and placement is not None and placement.source is not None:
+    """The host BDF; for a mediated or vDPA device its parent's, with its own name."""
+    if device.source is None and placement is not None and placement.source is not None:
         return f"{placement.source} {device.label}"
     return device.label
 
@@ -201,8 +201,9 @@ class _Guest:
     def _box(self, controller: PciController, items: list[_Held], domain: Domain, final: bool) -> Box:
         depth = next(i for i, above in enumerate(items[0][0]) if above is controller) + 1
         inside = tuple(self._inside(items, depth, domain, final))
+        cell = items[0][0][0].node if items[0][0][0].is_expander else None
+        nodes = tuple(self.report.plan.cell_nodes.get(cell, ())) if cell is not None else ()
         if controller.is_expander:
-            nodes = tuple(self.report.plan.cell_nodes.get(controller.node, ())) if controller.node is not None else ()
             bus_nr = "" if controller.bus_nr is None else f"busNr {controller.bus_nr:#x}"
             return Box("expander", f"expander {controller.index}", bus_nr, nodes, inside)
         above = items[0][0][depth - 2] if depth > 1 else None
@@ -210,7 +211,7 @@ class _Guest:
         name = (
             "switch" if controller.model == "pcie-switch-upstream-port" else one_line(controller.model or "controller")
         )
-        return Box("bridge", f"{name} {controller.index}", below, (), inside)
+        return Box("bridge", f"{name} {controller.index}", below, nodes, inside)
 
     def _inside(self, items: list[_Held], depth: int, domain: Domain, final: bool) -> list[Box | Leaf]:
         """What the chains hold from ``depth`` on: boxes for bridges, and the devices with their ports."""

@@ -35,6 +35,7 @@ SCENES: dict[str, Callable[[], str]] = {
     "16-refused": lambda: drawn(*machine(16, odd=True), policy="restricted"),
     "40": lambda: drawn(*machine(40, 4, odd=True), group_by="root-complex", unmapped="nearest"),
     "16-on-8": lambda: drawn(*machine(16, 8)),
+    "40-switches": lambda: drawn(*machine(40, 2), group_by="switch"),
     "128": lambda: drawn(*machine(128, 8)),
     "128-odd": lambda: drawn(*machine(128, 8, odd=True), policy="none"),
     "nasty-names": lambda: drawn(*machine(16, 4, names=NASTY, odd=True)),
