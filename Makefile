@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 
-.PHONY: demo test lint bench lock golden proto clean
+.PHONY: demo test lint bench lock golden screenshots proto clean
 
 demo: $(VENV)/.run
 	@scripts/demo.sh
@@ -23,6 +23,10 @@ bench: $(VENV)/.dev
 # Writes what the golden cases say now; look at every line of the diff before committing it.
 golden: $(VENV)/.dev
 	$(VENV)/bin/python -m pytest -q tests/golden --regenerate-golden
+
+# The pictures in docs/, after a change of how they look; needs Chromium.
+screenshots: $(VENV)/.dev
+	$(VENV)/bin/python -m tests.support.screenshots
 
 lock: $(VENV)/.dev
 	scripts/lock.sh

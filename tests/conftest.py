@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # Tests fork, and grpcio's own handlers for that may abort the child; no child of ours uses grpcio before it is another
 # program. To be set before grpcio is loaded.
@@ -35,21 +39,32 @@ def pytest_runtest_makereport(
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     for name, tools in TOOLS.items():
-        if item.get_closest_marker(name) is not None and (reason := _lacking(tools)):
+        if item.get_closest_marker(name) is not None and (reason := _lacking(tools, name in NEED_ROOT)):
             pytest.skip(reason)
 
 
 TOOLS = {
     "libvirt": ("libvirtd", "virtlogd", "virsh", "virt-xml-validate", "xmllint", "qemu-system-x86_64"),
     "guest": ("libvirtd", "virtlogd", "virsh", "qemu-system-x86_64", "qemu-img", "busybox", "cpio"),
+    "browser": ("chromium",),
 }
+NEED_ROOT = ("libvirt", "guest")
 
 
 @cache
-def _lacking(tools: tuple[str, ...]) -> str | None:
-    """Why this machine cannot run a test that needs these tools; None when it can."""
-    if os.geteuid() != 0:
+def _lacking(tools: tuple[str, ...], root: bool) -> str | None:
+    """Why this machine cannot run a test that needs these tools, and root or not; None when it can."""
+    if root and os.geteuid() != 0:
         return "needs root: the test starts libvirtd"
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     missing = [tool for tool in tools if shutil.which(tool, path=path) is None]
     return f"not installed: {', '.join(missing)}" if missing else None
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    """One Chromium for all tests that are marked ``browser``."""
+    from tests.support.browser import chromium  # loaded by those tests alone
+
+    with chromium() as started:
+        yield started

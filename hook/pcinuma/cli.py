@@ -68,18 +68,25 @@ def _transform(parsed: argparse.Namespace) -> int:
 
 
 def _explain(parsed: argparse.Namespace) -> int:
-    from pcinuma import pipeline, report
+    from pcinuma import explain, report
 
+    _refuse_one_file(parsed)
     data, where = _domain(parsed)
-    result = pipeline.transform(data, _options(parsed), host_of(parsed), where=where)
-    _write_report(parsed, report.as_dict(result.report))
+    explained = explain.explain(data, _options(parsed), host_of(parsed), where=where)
+    content = report.as_dict(explained.result.report)
+    _write_report(parsed, content)
+    if parsed.svg is not None:
+        from pcinuma import svg
+
+        _write(parsed.svg, svg.draw(explained.scene).encode("utf-8"))
     if parsed.json:
-        text = _json(report.as_dict(result.report))
+        text = _json(content)
     else:
-        colour = (
-            parsed.output is None and sys.stdout is not None and sys.stdout.isatty() and "NO_COLOR" not in os.environ
-        )
-        text = report.explanation(result.report, result.before, colour=colour)
+        from pcinuma import tree
+
+        terminal = parsed.output is None and sys.stdout is not None and sys.stdout.isatty()
+        signs = tree.ASCII if parsed.ascii else tree.UNICODE
+        text = tree.draw(explained.scene, width=_columns(terminal), colour=terminal and _takes_colour(), signs=signs)
     _write(parsed.output, text.encode("utf-8"))
     return 0
 
@@ -103,6 +110,24 @@ def _nccl_topo(parsed: argparse.Namespace) -> int:
     _warn(parsed, [finding for finding in report.findings if finding.code != "switch-link-speed"])
     _write(parsed.output, made.text.encode("ascii"))
     return 0
+
+
+def _columns(terminal: bool) -> int:
+    """The columns to draw in: COLUMNS, else the terminal's, never fewer than the narrowest drawn for."""
+    from pcinuma.tree import WIDTH
+
+    given = os.environ.get("COLUMNS", "")
+    if given.isascii() and given.isdigit() and int(given[:6]):
+        return max(int(given[:6]), WIDTH)
+    with contextlib.suppress(OSError):
+        if terminal:
+            return max(os.get_terminal_size(sys.stdout.fileno()).columns, WIDTH)
+    return WIDTH
+
+
+def _takes_colour() -> bool:
+    """Whether the terminal shows colours and its user wants them (https://no-color.org)."""
+    return not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
 
 
 def _check(parsed: argparse.Namespace) -> int:
@@ -183,6 +208,17 @@ def _warn(parsed: argparse.Namespace, findings: Sequence[Any]) -> None:
                 print(f"hint: {one_line(finding.hint)}", file=sys.stderr)
 
 
+def _refuse_one_file(parsed: argparse.Namespace) -> None:
+    """--svg writes a file of its own, and no other output goes there."""
+    if parsed.svg is None:
+        return
+    if parsed.svg == "-":
+        raise BadOption("--svg takes a file: standard output carries the tree", hint="pcinuma explain --svg FILE.svg")
+    for flag, other in (("-o", parsed.output), ("--report", parsed.report)):
+        if other is not None and os.path.realpath(other) == os.path.realpath(parsed.svg):
+            raise BadOption(f"{flag} and --svg name one file", where=parsed.svg)
+
+
 def _write_report(parsed: argparse.Namespace, content: dict[str, Any]) -> None:
     if parsed.report is None:
         return
@@ -259,11 +295,11 @@ example, anywhere:
 """
 
 _EXPLAIN = """\
-Shows the guest's PCI tree before and after, where each device goes and why, and what was found on the way.
-A refusal is shown, too; the exit status is then 0 all the same.
+Shows the guest's PCI tree before and after beside the host's, where each device goes and why, and what was found
+on the way. A refusal is shown, too, with what best-effort would do; the exit status is then 0 all the same.
 
 example:
-  pcinuma explain domain.xml --host host.json --policy restricted
+  pcinuma explain domain.xml --host host.json --policy restricted --svg picture.svg
 """
 
 _NCCL_TOPO = """\
@@ -327,6 +363,8 @@ def _parser() -> argparse.ArgumentParser:
     explain = command("explain", _explain, "the tree before and after, where each device goes and why", _EXPLAIN)
     _add_inputs(explain)
     explain.add_argument("--json", action="store_true", help="write the report as JSON")
+    explain.add_argument("--svg", metavar="FILE", help="draw it, too: one picture, before, host and after")
+    explain.add_argument("--ascii", action="store_true", help="draw the trees in ASCII")
     nccl_topo = command("nccl-topo", _nccl_topo, "NCCL topology file for the guest", _NCCL_TOPO)
     _add_inputs(nccl_topo)
     nccl_topo.add_argument("-q", dest="quiet", action="store_true", help="no warnings on standard error")

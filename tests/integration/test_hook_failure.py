@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import shutil
 import socket
@@ -25,13 +26,13 @@ NEAR, UNKNOWN = "0000:41:00.0", "0000:c1:00.0"
 XML = domain({0: 0}, [hostdev(NEAR, "ua-gpu-near")])
 ONE_DOES_NOT_FIT = domain({0: 0}, [hostdev(NEAR, "ua-gpu-near"), hostdev(UNKNOWN, "ua-gpu-unknown")])
 # Bus 0 is full: 29 disks, the host bridge at 0x00 and the chipset at 0x1f leave a slot for the root ports that the other
-# devices need, and none for an expander. libvirt would refuse the result.
+# devices need, and none for an expander.
 DISK = (
     '<disk type="file" device="disk"><source file="/x"/><target dev="vd{}" bus="virtio"/>'
     '<address type="pci" domain="0x0000" bus="0x00" slot="0x{:02x}" function="0x0"/></disk>\n'
 )
 DISKS = "".join(DISK.format(chr(ord("a") + number % 26) * (1 + number // 26), number + 1) for number in range(29))
-FAULTY = XML.replace("<rng ", DISKS + "<rng ")
+FULL = XML.replace("<rng ", DISKS + "<rng ")
 DEFINE = "/kubevirt.hooks.v1alpha3.Callbacks/OnDefineDomain"
 
 
@@ -120,16 +121,41 @@ def test_what_the_policy_refuses(client: Client) -> None:
         assert UNKNOWN in said
 
 
-def test_a_result_that_fails_verification(hook: Sidecar, client: Client) -> None:
+def test_a_guest_without_room_on_bus_0(hook: Sidecar, client: Client) -> None:
     for policy in ("restricted", "single-numa-node"):
-        code, said = refused(lambda policy=policy: client.define(FAULTY, vmi({"policy": policy})))  # type: ignore[misc]
+        code, said = refused(lambda policy=policy: client.define(FULL, vmi({"policy": policy})))  # type: ignore[misc]
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "bus 0" in said
+    assert client.define(FULL, vmi({"policy": "best-effort"})) == FULL.encode()
+    record = hook.records("OnDefineDomain")[-1]
+    assert (record["level"], record["outcome"]) == ("warning", "unchanged")
+    assert [finding["code"] for finding in record["findings"]] == ["root-bus-slots"]
+
+
+@pytest.fixture
+def misplanning(tmp_path: Path) -> dict[str, str]:
+    """An environment in which pcinuma plans wrongly: bus numbers that the root bus needs itself."""
+    fault = "from pcinuma import layout\nlayout._first_bus = lambda total, around: 3\n"
+    (tmp_path / "sitecustomize.py").write_text(fault)
+    return {"PYTHONPATH": str(tmp_path)}
+
+
+def test_a_result_that_fails_verification(host: Path, tmp_path: Path, misplanning: dict[str, str]) -> None:
+    """What a fault of our own would write is not handed out; the message is the command line's."""
+    (tmp_path / "domain.xml").write_text(XML)
+    command = ["transform", "domain.xml", "--host", str(host), "--policy", "restricted"]
+    done = sidecar.run(sidecar.PROGRAM, *command, cwd=tmp_path, env=os.environ | misplanning)
+    assert (done.returncode, done.stdout) == (1, b"")
+    with sidecar.running("--host", host, environment=misplanning) as faulty, Client(faulty.socket) as client:
+        code, said = refused(lambda: client.define(XML, vmi({"policy": "restricted"})))
         assert code is grpc.StatusCode.INTERNAL
         assert "verification" in said
-        assert "bus 0" in said
-    assert client.define(FAULTY, vmi({"policy": "best-effort"})) == FAULTY.encode()
-    record = hook.records("OnDefineDomain")[-1]
-    assert (record["level"], record["outcome"]) == ("error", "unchanged")
-    assert "bus 0" in record["error"]
+        assert "the root bus has 3 bus numbers" in said
+        assert said.startswith(done.stderr.decode().splitlines()[0].replace("domain.xml", "the domain XML"))
+        assert client.define(XML, vmi({"policy": "best-effort"})) == XML.encode()
+        record = faulty.records("OnDefineDomain")[-1]
+        assert (record["level"], record["outcome"]) == ("error", "unchanged")
+        assert "the root bus has 3 bus numbers" in record["error"]
 
 
 @pytest.mark.parametrize(
@@ -142,7 +168,7 @@ def test_a_result_that_fails_verification(hook: Sidecar, client: Client) -> None
         (XML, {"polcy": "none"}),
         (ONE_DOES_NOT_FIT, {"policy": "restricted"}),
         (ONE_DOES_NOT_FIT, {"policy": "single-numa-node"}),
-        (FAULTY, {"policy": "restricted"}),
+        (FULL, {"policy": "restricted"}),
     ],
 )
 def test_the_message_is_the_command_lines(

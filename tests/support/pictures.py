@@ -1,0 +1,41 @@
+"""VMs of any number of devices to draw, over hosts written out here: sockets, root complexes, switches."""
+
+from __future__ import annotations
+
+from xml.sax.saxutils import escape
+
+from pcinuma.host_file import HostFile
+from tests.support import domains, hosts
+
+
+def machine(devices: int, nodes: int = 2, *, names: str = "ua-gpu-gpu{}", odd: bool = False) -> tuple[bytes, HostFile]:
+    """A domain of that many devices over host nodes that each back a cell, and its host.
+
+    Each node has root complexes of four devices, two of them at a time below one switch. With ``odd`` every seventh
+    device is on a node that the host does not tell, and every eleventh on a node that no cell has.
+    """
+    functions: dict[str, int] = {}
+    details: dict[str, dict[str, object]] = {}
+    each = -(-devices // nodes)
+    for number in range(devices):
+        node = number // each
+        bus = 8 + number if devices > 56 else 8 + 4 * number
+        bdf = f"0000:{bus:02x}:00.0"
+        functions[bdf] = -1 if odd and number % 7 == 3 else nodes if odd and number % 11 == 5 else node
+        first = number - (number - node * each) % 4
+        pair = number - (number - first) % 2
+        complex_of = f"{(8 + first) % 256:02x}"
+        details[bdf.replace(":", "_").replace(".", "_")] = {
+            "rootComplex": f"pci00{node:02x}:{complex_of}",
+            "bridges": [
+                f"00{node:02x}:{complex_of}:{1 + pair - first:02x}.0",
+                f"00{node:02x}:{(8 + pair) % 256:02x}:1f.0",
+                f"00{node:02x}:{(8 + pair) % 256:02x}:{number % 2:02x}.1",
+            ],
+        }
+    cpus = {node: f"{16 * node}-{16 * node + 15}" for node in range(nodes + odd)}
+    listed = [
+        domains.hostdev(bdf, escape(names.format(number), {'"': "&quot;"})) for number, bdf in enumerate(functions)
+    ]
+    xml = domains.domain({node: node for node in range(nodes)}, listed)
+    return xml.encode(), hosts.host(cpus, functions, **details)
