@@ -80,7 +80,7 @@ def _bridge_dict(bridge: PciAddress, configs: dict[PciAddress, PciConfig]) -> di
         "address": str(bridge),
         "type": PORT_TYPES.get(config.port_type) if config is not None and config.port_type is not None else None,
         "acs": None if acs is None else {"capability": acs.capability, "control": acs.control},
-        "problem": "its configuration space cannot be read" if config is None else config.problem,
+        "problem": "no configuration space can be read" if config is None else config.problem,
     }
 
 
@@ -107,8 +107,10 @@ def as_text(diagnosis: Diagnosis, *, quiet: bool = False) -> str:
     lines: list[str] = []
     if not quiet:
         lines += ["node", *_node_lines(diagnosis), "", "devices", *_device_lines(diagnosis), "", "findings"]
-    for finding in findings:
-        lines += _finding_lines(finding)
+    for number, finding in enumerate(findings):
+        following = findings[number + 1 : number + 2]
+        is_said_again = any((other.code, other.hint) == (finding.code, finding.hint) for other in following)
+        lines += _finding_lines(finding, hint=None if is_said_again else finding.hint)
     if not findings and not quiet:
         lines.append("  nothing found")
     if not quiet:
@@ -155,10 +157,10 @@ def _link_text(link: Link) -> list[str]:
     return [] if link.speed is None or link.width is None else [f"{link.speed:g} GT/s x{link.width}"]
 
 
-def _finding_lines(finding: Finding) -> Iterator[str]:
+def _finding_lines(finding: Finding, hint: str | None) -> Iterator[str]:
     yield from _wrapped(f"{finding.severity}: {finding.code}: {finding.message}", "  ")
-    if finding.hint:
-        yield from _wrapped(f"hint: {finding.hint}", "      ")
+    if hint:
+        yield from _wrapped(f"hint: {hint}", "      ")
 
 
 def _proposal_lines(proposal: Proposal | None) -> Iterator[str]:

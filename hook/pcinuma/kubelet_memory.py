@@ -171,7 +171,7 @@ def room_of(facts: NodeFacts, node: int) -> int | None:
 
 
 def _reserved_error(message: str) -> Finding:
-    hint = "the kubelet starts when the sum over the nodes is kubeReserved + systemReserved + evictionHard, see the proposal"
+    hint = "the sum over the nodes must be kubeReserved + systemReserved + evictionHard: the proposal has one that is"
     return Finding("kubelet-reserved-memory", "error", f"{message}: the kubelet does not start", None, hint)
 
 

@@ -6,7 +6,7 @@ Pure. What the given configuration already says well is kept; what is proposed p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pcinuma.kubelet import MAX_NODES
@@ -30,31 +30,44 @@ class Proposal:
     notes: Mapping[str, str]
 
 
+@dataclass(slots=True)
+class _Draft:
+    """A proposal in the making; ``reserved`` is what the kubelet takes of kubeReserved and systemReserved."""
+
+    facts: NodeFacts
+    given: Config
+    reserved: dict[str, dict[str, Any]]
+    fragment: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+
+    def reserves(self, resource: str) -> bool:
+        return any((parse_quantity(amounts.get(resource, "0")) or 0) > 0 for amounts in self.reserved.values())
+
+
 def propose(facts: NodeFacts, config: Config | None) -> Proposal | None:
     """The fragment for this node, on top of what is configured; None when the node's CPUs are not known."""
-    given: Config = config or {}
-    nodes = facts.nodes_with_cpus()
-    if not nodes:
+    if not facts.nodes_with_cpus():
         return None
-    fragment: dict[str, Any] = {"apiVersion": "kubelet.config.k8s.io/v1beta1", "kind": "KubeletConfiguration"}
-    notes: dict[str, str] = {}
-    fragment["cpuManagerPolicy"] = "static"
-    reserved = {name: _valid(given.get(name)) for name in ("kubeReserved", "systemReserved")}
-    _cpus(facts, given, fragment, notes, reserved)
-    _memory(facts, given, fragment, notes, reserved)
-    for name in ("kubeReserved", "systemReserved"):
-        if reserved[name]:
-            fragment[name] = reserved[name]
-    if "reservedMemory" in fragment:  # after what it is the sum of
-        fragment["reservedMemory"] = fragment.pop("reservedMemory")
-    fragment["topologyManagerPolicy"] = "restricted"
-    notes["topologyManagerPolicy"] = (
+    given: Config = config or {}
+    draft = _Draft(facts, given, {name: _valid(given.get(name)) for name in ("kubeReserved", "systemReserved")})
+    _cpus(draft)
+    _memory(draft)
+    reserved = {name: amounts for name, amounts in draft.reserved.items() if amounts}
+    policies = {"topologyManagerPolicy": "restricted", "topologyManagerScope": "pod"}
+    draft.notes["topologyManagerPolicy"] = (
         "refuses a pod that cannot be aligned; single-numa-node where no VM spans two nodes"
     )
-    fragment["topologyManagerScope"] = "pod"
-    if options := _topology_options(facts, given):
-        fragment["topologyManagerPolicyOptions"] = options
-    return Proposal(fragment, notes)
+    options = _topology_options(facts, given)
+    fragment = {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "cpuManagerPolicy": "static",
+        **reserved,
+        **draft.fragment,
+        **policies,
+        **({"topologyManagerPolicyOptions": options} if options or given.get("topologyManagerPolicyOptions") else {}),
+    }
+    return Proposal(fragment, draft.notes)
 
 
 def _valid(amounts: Any) -> dict[str, Any]:
@@ -69,26 +82,21 @@ def _valid(amounts: Any) -> dict[str, Any]:
 # --- CPUs ------------------------------------------------------------------------------------------------------
 
 
-def _cpus(
-    facts: NodeFacts,
-    given: Config,
-    fragment: dict[str, Any],
-    notes: dict[str, str],
-    reserved: dict[str, dict[str, Any]],
-) -> None:
-    if given.get("systemReservedCgroup") or given.get("kubeReservedCgroup"):
-        chosen = None
-        why = "the lowest cores: reservedSystemCPUs cannot be used beside systemReservedCgroup or kubeReservedCgroup"
+def _cpus(draft: _Draft) -> None:
+    why = "cpu: which CPUs share a core is not known here, so the kubelet chooses"
+    if draft.given.get("systemReservedCgroup") or draft.given.get("kubeReservedCgroup"):
+        why = "cpu: the kubelet chooses, for reservedSystemCPUs cannot stand beside a reserved cgroup"
+        if draft.given.get("reservedSystemCPUs"):
+            draft.fragment["reservedSystemCPUs"] = ""
     else:
-        chosen, note = _kept_cpus(facts, given) or _whole_cores(facts)
-        why = "which CPUs share a core is not known here, so the kubelet chooses"
+        chosen, note = _kept_cpus(draft.facts, draft.given) or _whole_cores(draft.facts)
         if chosen:
-            fragment["reservedSystemCPUs"] = str(chosen)
-            notes["reservedSystemCPUs"] = note
+            draft.fragment["reservedSystemCPUs"] = str(chosen)
+            draft.notes["reservedSystemCPUs"] = note
             return
-    if not any((parse_quantity(amounts.get("cpu", "0")) or 0) > 0 for amounts in reserved.values()):
-        reserved["systemReserved"] = {"cpu": "2", **{k: v for k, v in reserved["systemReserved"].items() if k != "cpu"}}
-        notes["systemReserved"] = why
+    if not draft.reserves("cpu"):
+        draft.reserved["systemReserved"] = {**draft.reserved["systemReserved"], "cpu": "2"}
+        draft.notes["systemReserved"] = why
 
 
 def _kept_cpus(facts: NodeFacts, given: Config) -> tuple[CpuSet, str] | None:
@@ -120,43 +128,45 @@ def _whole_cores(facts: NodeFacts) -> tuple[CpuSet, str]:
 # --- memory ----------------------------------------------------------------------------------------------------
 
 
-def _memory(
-    facts: NodeFacts,
-    given: Config,
-    fragment: dict[str, Any],
-    notes: dict[str, str],
-    reserved: dict[str, dict[str, Any]],
-) -> None:
-    rooms = {node: room for node in facts.nodes_with_cpus() if (room := room_of(facts, node))}
-    unknown = [node for node in facts.nodes_with_cpus() if room_of(facts, node) is None]
-    eviction = _absolute_eviction(facts, given)
-    configured = any((parse_quantity(amounts.get("memory", "0")) or 0) > 0 for amounts in reserved.values())
-    shares = None
-    for start in (None,) if configured else _STARTS:
-        tried = {name: {**amounts, "memory": start} if start else amounts for name, amounts in reserved.items()}
-        trial: Config = {**given, **tried, **({"evictionHard": eviction} if eviction is not None else {})}
-        total, _, problems = memory_reservation(trial, facts)
-        shares = _shares(int(total), rooms) if total and not problems and total == int(total) else None
-        if shares and not unknown:
-            reserved.update(tried)
-            if start:
-                notes["kubeReserved"] = "memory: a start, measure what the node's services take"
+def _memory(draft: _Draft) -> None:
+    rooms = {node: room_of(draft.facts, node) for node in draft.facts.nodes_with_cpus()}
+    known = {node: room for node, room in rooms.items() if room is not None}
+    if len(known) < len(rooms):
+        _without_static(draft, "no memoryManagerPolicy Static: the memory of a node is not known")
+        return
+    eviction = _absolute_eviction(draft.facts, draft.given)
+    starts = (None,) if draft.reserves("memory") else _STARTS
+    for start in starts:
+        tried = {name: {**amounts, "memory": start} if start else amounts for name, amounts in draft.reserved.items()}
+        trial: Config = {**draft.given, **tried, **({"evictionHard": eviction} if eviction is not None else {})}
+        total, _, problems = memory_reservation(trial, draft.facts)
+        shares = _shares(int(total), known) if total and not problems else None
+        if shares:
             break
-    if not shares or unknown:
-        notes["cpuManagerPolicy"] = (
-            "memoryManagerPolicy Static is not proposed: the memory of a node is not known"
-            if unknown
-            else "memoryManagerPolicy Static is not proposed: beside the huge pages there is no room for what is reserved"
+    else:
+        _without_static(
+            draft, "no memoryManagerPolicy Static: the memory that is reserved has no room beside huge pages"
         )
         return
-    fragment["memoryManagerPolicy"] = "Static"
+    draft.reserved = tried
+    if start:
+        draft.notes["kubeReserved"] = "memory: a start, measure what the node's services take"
     if eviction is not None:
-        fragment["evictionHard"] = eviction
-        notes["evictionHard"] = "bytes instead of percent or of nothing readable: the sum must match to the byte"
-    fragment["reservedMemory"] = [
+        draft.fragment["evictionHard"] = eviction
+        draft.notes["evictionHard"] = "memory.available in bytes: the sum below must match to the byte"
+    draft.fragment["memoryManagerPolicy"] = "Static"
+    draft.fragment["reservedMemory"] = [
         {"numaNode": node, "limits": {"memory": format_bytes(share)}} for node, share in shares.items() if share
     ]
-    notes["reservedMemory"] = "sums to kubeReserved + systemReserved + evictionHard, evenly over nodes with CPUs"
+    draft.notes["reservedMemory"] = "sums to kubeReserved + systemReserved + evictionHard, evenly over nodes with CPUs"
+
+
+def _without_static(draft: _Draft, why: str) -> None:
+    if draft.given.get("memoryManagerPolicy") == "Static":  # with which the kubelet would not start
+        draft.fragment["memoryManagerPolicy"] = "None"
+        draft.notes["memoryManagerPolicy"] = why
+    else:
+        draft.notes["cpuManagerPolicy"] = why
 
 
 def _absolute_eviction(facts: NodeFacts, given: Config) -> dict[str, Any] | None:

@@ -36,8 +36,16 @@ def _nodes(facts: NodeFacts) -> Iterator[Finding]:
     packages = sorted({place.package for place in facts.cpus.values() if place.package is not None})
     if len(facts.nodes_with_cpus()) == 1:
         yield from _one_node(facts, len(packages))
+    yield from _without_cpus(nodes)
     for number, node in sorted(nodes.items()):
-        yield from _odd_node(number, node)
+        if node.cpus and node.memory_kib == 0:
+            yield Finding(
+                "node-no-memory",
+                "warning",
+                f"node {number} has CPUs ({node.cpus}) and no memory: a cell pinned there has its memory elsewhere",
+                None,
+                "populate its memory channels, or keep VMs off its CPUs with reservedSystemCPUs",
+            )
     for package, members in _nodes_of_packages(facts).items():
         if len(members) > 1:
             yield Finding(
@@ -81,26 +89,25 @@ def _one_node(facts: NodeFacts, packages: int) -> Iterator[Finding]:
         yield Finding("single-node", "info", "the host has one NUMA node with CPUs: there is nothing to align")
 
 
-def _odd_node(number: int, node: HostNode) -> Iterator[Finding]:
-    if not node.cpus and node.memory_kib:
+def _without_cpus(nodes: Mapping[int, HostNode]) -> Iterator[Finding]:
+    with_memory = [number for number, node in nodes.items() if not node.cpus and node.memory_kib]
+    empty = [number for number, node in nodes.items() if not node.cpus and not node.memory_kib]
+    if with_memory:
+        total = sum(nodes[number].memory_kib or 0 for number in with_memory)
         yield Finding(
             "node-no-cpus",
             "info",
-            f"node {number} has memory ({_gib(node.memory_kib)}) and no CPUs, as memory of GPUs and CXL has:"
+            f"{_named(with_memory)} no CPUs, but memory ({_gib(total)} together), as memory of GPUs and CXL has:"
             " no cell is backed by it unless a memnode names it",
         )
-    elif not node.cpus:
+    if empty:
         yield Finding(
-            "node-no-cpus", "info", f"node {number} has neither CPUs nor known memory: no cell is backed by it"
+            "node-no-cpus", "info", f"{_named(empty)} neither CPUs nor memory that is known: no cell is backed by it"
         )
-    elif node.memory_kib == 0:
-        yield Finding(
-            "node-no-memory",
-            "warning",
-            f"node {number} has CPUs ({node.cpus}) and no memory: a cell pinned there has its memory elsewhere",
-            None,
-            "populate its memory channels, or keep VMs off its CPUs with reservedSystemCPUs",
-        )
+
+
+def _named(numbers: list[int]) -> str:
+    return f"node {numbers[0]} has" if len(numbers) == 1 else f"nodes {_listed(numbers)} have"
 
 
 def _nodes_of_packages(facts: NodeFacts) -> Mapping[int, list[int]]:

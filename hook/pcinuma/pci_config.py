@@ -67,9 +67,9 @@ class PciConfig:
 def parse(data: bytes) -> PciConfig:
     """The capabilities in ``data``, which is as much of a configuration space as could be read."""
     if len(data) < HEADER_BYTES:
-        return PciConfig(problem="its configuration space cannot be read")
+        return PciConfig(problem="no configuration space can be read")
     if data[:4] == b"\xff\xff\xff\xff":
-        return PciConfig(problem="it does not answer: asleep, or gone from the bus")
+        return PciConfig(problem="no answer: asleep, or gone from the bus")
     express, is_whole = _find_express(data)
     if express is None and is_whole:
         return PciConfig()  # conventional PCI: it has no extended capabilities
@@ -90,7 +90,7 @@ def parse(data: bytes) -> PciConfig:
 
 
 def _short(data: bytes) -> str:
-    return f"only {len(data)} bytes of its configuration space can be read"
+    return f"only {len(data)} bytes of configuration space can be read"
 
 
 def _find_express(data: bytes) -> tuple[int | None, bool]:

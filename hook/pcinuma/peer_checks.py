@@ -36,7 +36,7 @@ def _unreadable(devices: Sequence[Watched], configs: Mapping[PciAddress, PciConf
     why: dict[str, list[PciAddress]] = {}
     for address in wanted:
         config = configs.get(address)
-        problem = config.problem if config is not None else "its configuration space cannot be read"
+        problem = config.problem if config is not None else "no configuration space can be read"
         if problem is not None:
             why.setdefault(problem, []).append(address)
     for problem, addresses in why.items():
