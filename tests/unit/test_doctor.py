@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -184,6 +185,7 @@ def test_a_group_that_is_not_viable(tmp_path: Path) -> None:
 def test_a_group_with_a_bridge_or_an_unbound_function_is_viable(tmp_path: Path) -> None:
     def edit(tree: NodeTree) -> None:
         tree.function(f"{GPU[:-1]}1", group=7, **{"class": "0x040300", "numa_node": "1"})
+        tree.function(f"{GPU[:-1]}2", group=7, driver="pci-stub", **{"class": "0x0c0330", "numa_node": "1"})
         (tree.sys / "devices" / SWITCH / "iommu_group").symlink_to("/sys/kernel/iommu_groups/7")
 
     assert codes(diagnose(build(tmp_path, edit=edit))) == []
@@ -263,6 +265,13 @@ def test_an_unknown_node(tmp_path: Path) -> None:
     assert (finding.severity, finding.device) == ("warning", "0000:43:00.0")
 
 
+def test_on_one_node_an_unknown_node_is_no_matter(tmp_path: Path) -> None:
+    tree = NodeTree(tmp_path)
+    tree.node(0, "0-3", 64, {GIB: (32, 32)})
+    tree.function("pci0000:00/0000:00:01.0", **{"class": "0x030000", "numa_node": "-1", "vendor": "0x10de"})
+    assert "numa-unknown" not in codes(diagnose(tree))
+
+
 def test_a_node_without_cpus(tmp_path: Path) -> None:
     def edit(tree: NodeTree) -> None:
         tree.node(2, "", 96, distance="40 30 10")
@@ -301,6 +310,14 @@ def test_a_slow_link(tmp_path: Path, path: str, files: dict[str, str], severity:
     finding = only(diagnosis, "link-slow")
     assert (finding.severity, finding.device) == (severity, path.rsplit("/", 1)[1])
     assert text in finding.message
+
+
+def test_a_slow_link_on_the_root_bus(tmp_path: Path) -> None:
+    tree = NodeTree(tmp_path)
+    tree.node(0, "0-3", 64, {GIB: (32, 32)})
+    slow = {**FULL, **WIDE, "current_link_width": "1"}
+    tree.function("pci0000:00/0000:00:01.0", **{"class": "0x020000", "numa_node": "0"}, **slow)
+    assert only(diagnose(tree), "link-slow").device == "0000:00:01.0"
 
 
 def test_a_slot_that_is_smaller_than_the_card(tmp_path: Path) -> None:
@@ -393,6 +410,22 @@ def test_below_different_root_ports_acs_costs_nothing(tmp_path: Path) -> None:
     assert codes(diagnose(tree)) == ["single-node"]
 
 
+def test_without_a_gpu_below_the_switch_acs_is_no_finding(tmp_path: Path) -> None:
+    def edit(tree: NodeTree) -> None:
+        tree.write(f"sys/devices/{GPU}/class", "0x010802\n")
+
+    assert codes(diagnose(build(tmp_path, acs=LINUX_ACS, nic_ats=None, edit=edit))) == []
+
+
+def test_one_slot_below_a_switch_has_no_peer(tmp_path: Path) -> None:
+    def edit(tree: NodeTree) -> None:
+        shutil.rmtree(tree.sys / "devices" / NIC)
+        (tree.sys / "bus/pci/devices/0000:44:00.0").unlink()
+        tree.function(f"{GPU[:-1]}1", driver="vfio-pci", group=7, config=config_space(), numa_node="1")
+
+    assert codes(diagnose(build(tmp_path, acs=LINUX_ACS, edit=edit))) == []
+
+
 def test_ats_that_the_nic_does_not_offer(tmp_path: Path) -> None:
     finding = only(diagnose(build(tmp_path, nic_ats=None)), "ats-missing")
     assert (finding.severity, finding.device) == ("warning", "0000:44:00.0")
@@ -435,6 +468,21 @@ def test_the_acs_override(tmp_path: Path) -> None:
         tree.write("proc/cmdline", "ro pcie_acs_override=downstream,multifunction\n")
 
     assert codes(diagnose(build(tmp_path, edit=edit))) == ["acs-override"]
+
+
+def test_virtual_functions_are_judged_by_their_pf(tmp_path: Path) -> None:
+    def edit(tree: NodeTree) -> None:
+        for number in range(1, 8):
+            vf = tree.function(
+                f"{NIC[:-1]}{number}", driver="vfio-pci", group=20 + number, config=config_space(size=64)
+            )
+            (vf / "physfn").symlink_to("../0000:44:00.0")
+            tree.function(f"{NIC[:-1]}{number}", **{"class": "0x020000", "numa_node": "1"})
+
+    facts = node_reads.recorded(str(build(tmp_path, edit=edit).sys))
+    assert facts.configs is not None
+    assert sorted(map(str, facts.configs))[-1] == "0000:44:00.0"
+    assert codes(doctor.diagnose(facts, None)) == []
 
 
 # --- reading ---------------------------------------------------------------------------------------------------

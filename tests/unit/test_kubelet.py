@@ -462,5 +462,17 @@ def test_beside_the_huge_pages_there_must_be_room() -> None:
     assert whole["reservedMemory"] == [{"numaNode": 1, "limits": {"memory": "2148Mi"}}]
 
 
+def test_a_node_with_little_room_reserves_what_it_has() -> None:
+    node = facts(memory_gib=64)
+    pools = {0: (PagePool(2**20, 63, 63),), 1: (PagePool(2**20, 32, 32),)}
+    filled = NodeFacts(node.host, "a test", pools, node.cpus, memory_bytes=node.memory_bytes)
+    whole = proposed(changed(systemReserved={"memory": "9Gi"}), filled)
+    # 1 GiB + 9 GiB + 100 MiB: node 0 has 1 GiB beside its huge pages
+    assert whole["reservedMemory"] == [
+        {"numaNode": 0, "limits": {"memory": "1Gi"}},
+        {"numaNode": 1, "limits": {"memory": "9316Mi"}},
+    ]
+
+
 def test_without_nodes_there_is_no_proposal() -> None:
     assert propose(NodeFacts(HostTopology({}, {}), "a test"), None) is None
