@@ -83,8 +83,8 @@ def _topology_manager(config: Config, facts: NodeFacts, *, many: bool) -> Iterat
             "kubelet-topology-scope",
             "info",
             "topologyManagerScope is container: the containers of a virt-launcher pod are aligned one by one."
-            " compute, which"
-            " has the CPUs, the huge pages and the devices, is whole in itself; sidecars may land on other nodes",
+            " compute, which has the CPUs, the huge pages and the devices, is whole in itself; sidecars may land"
+            " on other nodes",
             None,
             "topologyManagerScope: pod aligns them together",
         )
@@ -109,8 +109,7 @@ def _topology_policy(policy: str) -> Finding:
             "kubelet-topology-policy",
             "error",
             "topologyManagerPolicy is none: CPUs, memory and devices of a pod are chosen without regard to each"
-            " other, so a"
-            " VM gets GPUs of one node and CPUs of another",
+            " other, so a VM gets GPUs of one node and CPUs of another",
             None,
             fix,
         )
@@ -118,18 +117,16 @@ def _topology_policy(policy: str) -> Finding:
         return Finding(
             "kubelet-topology-policy",
             "warning",
-            "topologyManagerPolicy is best-effort: a pod that cannot be aligned is admitted all the same, and"
-            " only the slow"
-            " VM tells",
+            "topologyManagerPolicy is best-effort: a pod that cannot be aligned is admitted all the same, and only"
+            " the slow VM tells",
             None,
             f"{fix} refuses such a pod; it also refuses one whose GPUs need two nodes and whose CPUs would fit one",
         )
     return Finding(
         "kubelet-topology-policy",
         "warning",
-        "topologyManagerPolicy is single-numa-node: VMs that fit one node are aligned, one with CPUs or devices"
-        " of two nodes"
-        " is never admitted (TopologyAffinityError)",
+        "topologyManagerPolicy is single-numa-node: VMs that fit one node are aligned, one with CPUs or devices of"
+        " two nodes is never admitted (TopologyAffinityError)",
         None,
         f"{fix}, where VMs larger than a node are wanted",
     )
@@ -150,9 +147,8 @@ def _topology_options(options: Mapping[str, Any], facts: NodeFacts) -> Iterator[
         yield Finding(
             "kubelet-options",
             "info",
-            f"prefer-closest-numa-nodes is not on: of the {len(facts.nodes_with_cpus())} nodes with CPUs, a VM"
-            " over two gets"
-            " any two, not two close ones",
+            f"prefer-closest-numa-nodes is not on: of the {len(facts.nodes_with_cpus())} nodes with CPUs, a VM over"
+            " two gets any two, not two close ones",
             None,
             'topologyManagerPolicyOptions: {prefer-closest-numa-nodes: "true"} (on by default gate since 1.28)',
         )

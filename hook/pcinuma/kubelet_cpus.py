@@ -23,12 +23,14 @@ def check_cpu_manager(config: Config, facts: NodeFacts) -> Iterator[Finding]:
         yield Finding(
             "kubelet-cpu-manager",
             "error",
-            f"cpuManagerPolicy is {policy!r}{known}: no VM with dedicatedCpuPlacement is scheduled here, and without"
-            " dedicated CPUs there are no guest NUMA cells",
+            f"cpuManagerPolicy is {policy!r}{known}: no VM with dedicatedCpuPlacement is scheduled here, and"
+            " without dedicated CPUs there are no guest NUMA cells",
             None,
             "cpuManagerPolicy: static; drain the node and remove /var/lib/kubelet/cpu_manager_state before the restart",
         )
     yield from _cpu_options(config, is_static=policy == "static")
+    if policy == "static":
+        yield from _helpful_options(config, facts)
     yield from _reserved_cpus(config, facts, is_static=policy == "static")
 
 
@@ -60,8 +62,7 @@ def _cpu_options(config: Config, *, is_static: bool) -> Iterator[Finding]:
                 "kubelet-options",
                 "error",
                 f"cpuManagerPolicyOptions {name} is an alpha option and the gate CPUManagerPolicyAlphaOptions is"
-                " not on:"
-                " the kubelet does not start",
+                " not on: the kubelet does not start",
                 None,
                 "featureGates: {CPUManagerPolicyAlphaOptions: true}, or take the option away",
             )
@@ -69,8 +70,39 @@ def _cpu_options(config: Config, *, is_static: bool) -> Iterator[Finding]:
         yield Finding(
             "kubelet-options",
             "error",
-            "cpuManagerPolicyOptions align-by-socket and topologyManagerPolicy single-numa-node exclude each other: the"
-            " kubelet does not start",
+            "cpuManagerPolicyOptions align-by-socket and topologyManagerPolicy single-numa-node exclude each"
+            " other: the kubelet does not start",
+        )
+
+
+def _helpful_options(config: Config, facts: NodeFacts) -> Iterator[Finding]:
+    options = config.get("cpuManagerPolicyOptions") or {}
+    nodes = len(facts.nodes_with_cpus())
+    if any(len(place.core.members) > 1 for place in facts.cpus.values()):
+        if options.get("full-pcpus-only") in TRUE:
+            yield Finding(
+                "kubelet-options",
+                "info",
+                "full-pcpus-only is on: VMs have whole cores to themselves, and a pod with an odd number of CPUs"
+                " is refused (SMTAlignmentError), such as a VM with isolateEmulatorThread and an even number of"
+                " vCPUs",
+            )
+        else:
+            yield Finding(
+                "kubelet-options",
+                "info",
+                "full-pcpus-only is not on: a VM with an odd number of CPUs shares a core with another pod",
+                None,
+                'cpuManagerPolicyOptions: {full-pcpus-only: "true"}, where pods with own CPUs take whole cores',
+            )
+    if nodes > 1 and options.get("distribute-cpus-across-numa") not in TRUE:
+        yield Finding(
+            "kubelet-options",
+            "info",
+            "distribute-cpus-across-numa is not on: a VM over several nodes gets one filled and the rest of the"
+            " next, while KubeVirt gives every cell the same memory",
+            None,
+            'cpuManagerPolicyOptions: {distribute-cpus-across-numa: "true"}, from 1.33; before behind an alpha gate',
         )
 
 
@@ -84,8 +116,8 @@ def _reserved_cpus(config: Config, facts: NodeFacts, *, is_static: bool) -> Iter
         yield Finding(
             "kubelet-reserved-cpus",
             "error",
-            "reservedSystemCPUs is set together with systemReservedCgroup or kubeReservedCgroup: the kubelet"
-            " does not start",
+            "reservedSystemCPUs is set together with systemReservedCgroup or kubeReservedCgroup: the kubelet does"
+            " not start",
         )
     reserved = parse_cpus(written)
     if reserved is None:
@@ -103,8 +135,8 @@ def _reserved_cpus(config: Config, facts: NodeFacts, *, is_static: bool) -> Iter
         yield Finding(
             "kubelet-reserved-cpus",
             "error",
-            f"reservedSystemCPUs {written} names CPUs that are not online: {missing}; the static policy refuses"
-            " to start",
+            f"reservedSystemCPUs {written} names CPUs that are not online: {missing}; the static policy refuses to"
+            " start",
         )
     if known and not known - reserved.members:
         yield Finding("kubelet-reserved-cpus", "error", "reservedSystemCPUs leaves no CPU to VMs")
@@ -115,8 +147,8 @@ def _reserved_cpus(config: Config, facts: NodeFacts, *, is_static: bool) -> Iter
         yield Finding(
             "kubelet-reserved-cpus",
             "warning",
-            f"reservedSystemCPUs {written} splits cores: {siblings} share a core with reserved CPUs, so VMs get threads"
-            " beside the system's work",
+            f"reservedSystemCPUs {written} splits cores: {siblings} share a core with reserved CPUs, so VMs get"
+            " threads beside the system's work",
             None,
             f'reserve whole cores: "{CpuSet(reserved.members | siblings.members)}"',
         )
@@ -151,8 +183,7 @@ def _reserved_cpu_count(config: Config, facts: NodeFacts) -> Iterator[Finding]:
             "kubelet-reserved-cpus",
             "error",
             "cpuManagerPolicy is static and no CPU is reserved (reservedSystemCPUs, kubeReserved.cpu,"
-            " systemReserved.cpu):"
-            " the kubelet does not start",
+            " systemReserved.cpu): the kubelet does not start",
             None,
             "reserve whole cores with reservedSystemCPUs",
         )

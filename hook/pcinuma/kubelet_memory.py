@@ -40,8 +40,7 @@ def check_memory_manager(config: Config, facts: NodeFacts, *, many: bool) -> Ite
             "kubelet-memory-manager",
             "warning",
             "memoryManagerPolicy is None: nothing holds huge pages of a VM's CPUs' nodes for it. It is admitted"
-            " when another"
-            " node has them, and then does not start, for its cells bind to their own nodes",
+            " when another node has them, and then does not start, for its cells bind to their own nodes",
             None,
             "memoryManagerPolicy: Static, with reservedMemory as proposed; drain the node and remove"
             " /var/lib/kubelet/memory_manager_state before the restart",
@@ -74,11 +73,20 @@ def _reserved_memory(config: Config, facts: NodeFacts) -> Iterator[Finding]:
             totals[name] = totals.get(name, Fraction(0)) + amount
             if name == "memory" and (room := room_of(facts, node)) is not None and amount > room:
                 yield _reserved_error(
-                    f"reservedMemory of node {node} is {format_bytes(amount)}, and beside its huge pages the node has"
-                    f" {format_bytes(room)}"
+                    f"reservedMemory of node {node} is {format_bytes(amount)}, and beside its huge pages the node"
+                    f" has {format_bytes(room)}"
                 )
     reservation, parts, problems = memory_reservation(config, facts)
     yield from problems
+    if reservation is None:
+        yield Finding(
+            "kubelet-reserved-memory",
+            "info",
+            "whether reservedMemory sums right cannot be told: evictionHard is in percent, and the node's memory is not"
+            " known to the byte here",
+            None,
+            "write memory.available in bytes, such as 100Mi",
+        )
     if problems or reservation is None:
         return
     for name, total in totals.items():

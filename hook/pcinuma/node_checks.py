@@ -52,8 +52,7 @@ def _nodes(facts: NodeFacts) -> Iterator[Finding]:
                 "split-socket",
                 "info",
                 f"package {package} is split into nodes {_listed(members)} (SNC, NPS or L3 as NUMA): each device"
-                " belongs"
-                f" to one of them, and a VM on another node of the socket backs no cell for it",
+                " belongs to one of them, and a VM on another node of the socket backs no cell for it",
                 None,
                 "firmware: SNC off, or NPS1, makes one node a socket; else --unmapped nearest",
             )
@@ -97,8 +96,8 @@ def _without_cpus(nodes: Mapping[int, HostNode]) -> Iterator[Finding]:
         yield Finding(
             "node-no-cpus",
             "info",
-            f"{_named(with_memory)} no CPUs, but memory ({_gib(total)} together), as memory of GPUs and CXL has:"
-            " no cell is backed by it unless a memnode names it",
+            f"{_named(with_memory)} no CPUs, but memory ({_gib(total)} together), as memory of GPUs and CXL has: no"
+            " cell is backed by it unless a memnode names it",
         )
     if empty:
         yield Finding(
@@ -158,8 +157,8 @@ def _iommu(facts: NodeFacts) -> Iterator[Finding]:
         yield Finding(
             "acs-override",
             "warning",
-            "the kernel's command line has pcie_acs_override: IOMMU groups look smaller than the isolation that the"
-            " hardware gives, and VMs may reach each other's devices",
+            "the kernel's command line has pcie_acs_override: IOMMU groups look smaller than the isolation that"
+            " the hardware gives, and VMs may reach each other's devices",
             None,
             "take it away where VMs of different owners run",
         )
@@ -183,8 +182,7 @@ def _groups(facts: NodeFacts) -> Iterator[Finding]:
                 "group-not-viable",
                 "error",
                 f"IOMMU group {number} holds {', '.join(passed[:4])} for VMs and {', '.join(held[:4])} with a"
-                " driver of the"
-                " host: a VM with one of them does not start (group is not viable)",
+                " driver of the host: a VM with one of them does not start (group is not viable)",
                 passed[0],
                 "bind every function of the group to vfio-pci, or none",
             )
@@ -238,8 +236,7 @@ def _pools_of(facts: NodeFacts, size: int, by_node: Mapping[int, int], with_cpus
             "hugepages-uneven",
             "warning",
             f"{name} pages differ between nodes: {shown}; KubeVirt gives every cell of a VM the same memory, so a"
-            " VM over"
-            f" all {len(with_cpus)} nodes gets {len(with_cpus)} times what node {smallest} has,"
+            f" VM over all {len(with_cpus)} nodes gets {len(with_cpus)} times what node {smallest} has,"
             f" {_gib(by_node[smallest] * size * len(with_cpus))}",
             None,
             per_node,

@@ -27,6 +27,9 @@ PORT_TYPES = {
 SOURCE_VALIDATION, TRANSLATION_BLOCKING, REQUEST_REDIRECT, COMPLETION_REDIRECT = 1, 2, 4, 8
 UPSTREAM_FORWARDING, EGRESS_CONTROL, DIRECT_TRANSLATED = 16, 32, 64
 
+ASLEEP = "no answer: asleep, or gone from the bus"
+"""The problem of a configuration space that is all ones."""
+
 _EXPRESS, _ACS, _ATS = 0x10, 0x000D, 0x000F
 _STATUS_HAS_LIST = 0x10
 
@@ -69,7 +72,7 @@ def parse(data: bytes) -> PciConfig:
     if len(data) < HEADER_BYTES:
         return PciConfig(problem="no configuration space can be read")
     if data[:4] == b"\xff\xff\xff\xff":
-        return PciConfig(problem="no answer: asleep, or gone from the bus")
+        return PciConfig(problem=ASLEEP)
     express, is_whole = _find_express(data)
     if express is None and is_whole:
         return PciConfig()  # conventional PCI: it has no extended capabilities

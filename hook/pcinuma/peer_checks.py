@@ -17,6 +17,7 @@ from pcinuma.pci_config import DOWNSTREAM_PORT, PciConfig
 _MELLANOX = 0x15B3
 _WANTED_ACS = 0x5D  # SrcValid, ReqRedir, CmpltRedir, UpstreamFwd, DirectTrans: NVIDIA's value for passthrough
 _SHOWN = 4
+_HINTS = {pci_config.ASLEEP: "look again with the device in use; dmesg tells of one that fell off the bus"}
 
 
 def check_peers(
@@ -45,7 +46,7 @@ def _unreadable(devices: Sequence[Watched], configs: Mapping[PciAddress, PciConf
             "warning",
             f"whether ACS and ATS are on cannot be told for {_some(addresses)}: {problem}",
             str(addresses[0]) if len(addresses) == 1 else None,
-            "run as root on the node, or record the tree as root: Linux shows others 64 bytes",
+            _HINTS.get(problem, "run as root on the node, or record the tree as root: Linux shows others 64 bytes"),
         )
 
 
@@ -60,8 +61,8 @@ def _translation_blocked(devices: Sequence[Watched], configs: Mapping[PciAddress
         yield Finding(
             "acs-blocks-ats",
             "warning",
-            f"ACS Translation Blocking is on at {_some(blocked)}: requests translated by ATS are refused there, so that"
-            " ATS of the devices below is of no use",
+            f"ACS Translation Blocking is on at {_some(blocked)}: requests translated by ATS are refused there, so"
+            " that ATS of the devices below is of no use",
             str(blocked[0]) if len(blocked) == 1 else None,
             "take pci=noats from the kernel's command line; a port marked external or untrusted keeps it on",
         )
@@ -98,15 +99,15 @@ def _acs_redirect(
 ) -> Finding:
     able = [port for port in ports if (acs := configs[port].acs) and acs.capability & pci_config.DIRECT_TRANSLATED]
     message = (
-        f"below switch {switch} the ports {_some(ports)} redirect peer requests (ACS) and let no translated ones pass:"
-        f" traffic between {names} goes up through the root complex, which about halves GPUDirect bandwidth."
+        f"below switch {switch} the ports {_some(ports)} redirect peer requests (ACS) and let no translated ones"
+        f" pass: traffic between {names} goes up through the root complex, which about halves GPUDirect bandwidth."
         " The redirect is also what keeps devices of different VMs apart"
     )
     if able:
         value = (acs.capability if (acs := configs[able[0]].acs) else 0) & _WANTED_ACS
         hint = (
-            f"keep the redirect, add Direct Translated: setpci -s {able[0]} ECAP_ACS+6.w={value:04x} (each port, each"
-            " boot), with ATS on at the NICs; clearing it instead gives up the isolation"
+            f"keep the redirect, add Direct Translated: setpci -s {able[0]} ECAP_ACS+6.w={value:04x} (each port,"
+            " each boot), with ATS on at the NICs; clearing it instead gives up the isolation"
         )
     else:
         hint = "these ports cannot do Direct Translated; give all devices below the switch to one VM, or accept it"
@@ -117,9 +118,9 @@ def _acs_off(switch: PciAddress, ports: list[PciAddress], names: str) -> Finding
     return Finding(
         "acs-off",
         "info",
-        f"below switch {switch} the ports {_some(ports)} redirect no peer requests (ACS off): traffic between {names}"
-        " may take the short way past the IOMMU. That is fast, and no isolation: they share an IOMMU group and can only"
-        " go to one VM",
+        f"below switch {switch} the ports {_some(ports)} redirect no peer requests (ACS off): traffic between"
+        f" {names} may take the short way past the IOMMU. That is fast, and no isolation: they normally share an"
+        " IOMMU group and can only go to one VM",
         str(switch),
         "pci=config_acs= on the kernel's command line (6.11 and later) or firmware switch ACS on",
     )
@@ -129,8 +130,8 @@ def _acs_missing(switch: PciAddress, ports: list[PciAddress], names: str) -> Fin
     return Finding(
         "acs-missing",
         "info",
-        f"below switch {switch} the ports {_some(ports)} have no ACS: {names} share an IOMMU group and can only"
-        " go to one VM",
+        f"below switch {switch} the ports {_some(ports)} have no ACS: {names} normally share an IOMMU group and"
+        " can only go to one VM",
         str(switch),
     )
 
@@ -140,9 +141,8 @@ def _ats(facts: NodeFacts, devices: Sequence[Watched], configs: Mapping[PciAddre
         yield Finding(
             "ats-off",
             "warning",
-            "the kernel's command line has pci=noats: no device can use ATS, and peer traffic of VMs goes"
-            " through the root"
-            " complex",
+            "the kernel's command line has pci=noats: no device can use ATS, and peer traffic of VMs goes through"
+            " the root complex",
             None,
             "take it away",
         )
@@ -163,8 +163,7 @@ def _ats(facts: NodeFacts, devices: Sequence[Watched], configs: Mapping[PciAddre
             "ats-missing",
             "warning",
             f"the NICs {_some([d.function.address for d in missing])} share a switch with a GPU and offer no ATS:"
-            " in a VM"
-            " their GPUDirect RDMA goes through the root complex, at about half the bandwidth",
+            " in a VM their GPUDirect RDMA goes through the root complex, at about half the bandwidth",
             missing[0].name if len(missing) == 1 else None,
             "mlxconfig -d BDF set ATS_ENABLED=true, then reboot the host (the VM alone is not enough)"
             if mellanox
@@ -174,8 +173,8 @@ def _ats(facts: NodeFacts, devices: Sequence[Watched], configs: Mapping[PciAddre
         yield Finding(
             "ats-off",
             "warning" if any(device.is_nic for device in off) else "info",
-            f"ATS is offered and not on at {_some([d.function.address for d in off])}: translated peer requests are not"
-            " made until it is",
+            f"ATS is offered and not on at {_some([d.function.address for d in off])}: translated peer requests are"
+            " not made until it is",
             off[0].name if len(off) == 1 else None,
             "the kernel switches it on when an IOMMU with ATS serves the device: look again with the VM running",
         )

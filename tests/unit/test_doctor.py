@@ -455,6 +455,17 @@ def test_a_short_configuration_space_is_told_and_not_guessed(tmp_path: Path, siz
     assert "and 2 more" in finding.message  # of the six functions four are named
 
 
+def test_a_sleeping_device_is_told(tmp_path: Path) -> None:
+    diagnosis = diagnose(build(tmp_path, edit=lambda tree: tree.write(f"sys/devices/{NIC}/config", b"\xff" * 4096)))
+    finding = only(diagnosis, "config-unreadable")
+    assert (finding.device, finding.message.endswith("0000:44:00.0: no answer: asleep, or gone from the bus")) == (
+        "0000:44:00.0",
+        True,
+    )
+    assert finding.hint is not None
+    assert "root" not in finding.hint
+
+
 def test_a_tree_without_configuration_spaces(tmp_path: Path) -> None:
     def edit(tree: NodeTree) -> None:
         for path in tree.sys.rglob("config"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from fractions import Fraction
@@ -68,8 +69,16 @@ def facts(nodes: int = 2, cpus: int = 4, memory_gib: int = 64, pages: int = 0, e
 
 
 def check(config: Mapping[str, Any], node: NodeFacts | None = None) -> list[Finding]:
-    """What is found in the configuration, after it has gone through a file."""
+    """What is found in the configuration, after it has gone through a file; which options would help left out."""
+    return [finding for finding in everything(config, node) if not advises(finding)]
+
+
+def everything(config: Mapping[str, Any], node: NodeFacts | None = None) -> list[Finding]:
     return list(check_kubelet(load(yaml.safe_dump(dict(config)).encode(), "kubelet.yaml"), node or facts()))
+
+
+def advises(finding: Finding) -> bool:
+    return finding.message.startswith(("full-pcpus-only is", "distribute-cpus-across-numa is"))
 
 
 def changed(**fields: Any) -> dict[str, Any]:
@@ -127,6 +136,24 @@ def test_a_wrong_value(fields: dict[str, Any], code: str, severity: str, text: s
     (finding,) = check(changed(**fields))
     assert (finding.code, finding.severity) == (code, severity)
     assert text in finding.message
+
+
+@pytest.mark.parametrize(
+    "options, threads, nodes, told",
+    (
+        ({}, 2, 2, ["full-pcpus-only is not on", "distribute-cpus-across-numa is not on"]),
+        ({"full-pcpus-only": "true"}, 2, 2, ["full-pcpus-only is on", "distribute-cpus-across-numa is not on"]),
+        ({"distribute-cpus-across-numa": "true"}, 2, 2, ["full-pcpus-only is not on"]),
+        ({}, 2, 1, ["full-pcpus-only is not on"]),
+        ({}, 1, 2, ["distribute-cpus-across-numa is not on"]),
+    ),
+)
+def test_options_that_would_help(options: dict[str, str], threads: int, nodes: int, told: list[str]) -> None:
+    node = facts(nodes=nodes)
+    if threads == 1:
+        node = dataclasses.replace(node, cpus={n: CpuPlace(0, CpuSet(frozenset((n,)))) for n in node.cpus})
+    found = [f.message for f in everything(changed(cpuManagerPolicyOptions=options or None), node) if advises(f)]
+    assert [message.split(":")[0] for message in found] == told
 
 
 def test_full_pcpus_only_is_fine() -> None:
@@ -249,6 +276,12 @@ def test_a_share_of_the_memory_as_the_kubelet_computes_it() -> None:
     assert check(changed(evictionHard={"memory.available": "5%"}, reservedMemory=reserved)) == []
 
 
+def test_a_share_of_unknown_memory_is_told_and_not_guessed() -> None:
+    node = dataclasses.replace(facts(), memory_bytes=None)
+    (finding,) = check(changed(evictionHard={"memory.available": "5%"}), node)
+    assert (finding.code, finding.severity) == ("kubelet-reserved-memory", "info")
+
+
 @pytest.mark.parametrize(
     "text, number",
     (
@@ -273,7 +306,7 @@ def test_bytes_are_written_exactly(count: int) -> None:
 
 def test_a_dump_of_configz() -> None:
     dump = json.dumps({"kubeletconfig": {k: v for k, v in GOOD.items() if k not in ("kind", "apiVersion")}})
-    assert list(check_kubelet(load(dump.encode(), "configz.json"), facts())) == []
+    assert [f for f in check_kubelet(load(dump.encode(), "configz.json"), facts()) if not advises(f)] == []
 
 
 @pytest.mark.parametrize(
