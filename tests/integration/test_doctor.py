@@ -38,7 +38,7 @@ KUBELET = {
 
 
 def doctor(*arguments: object, wrapper: Sequence[str] = (), **options: Any) -> subprocess.CompletedProcess[str]:
-    command = [*wrapper, PROGRAM, "doctor", *map(str, arguments)]
+    command = [*wrapper, str(PROGRAM), "doctor", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, **options)
 
 
@@ -69,21 +69,19 @@ def node(tmp_path: Path) -> NodeTree:
     tree.write("proc/cmdline", "ro intel_iommu=on\n")
     base = "pci0000:40/0000:40:01.0"
     bridge = {"class": "0x060400", "numa_node": "1"}
-    tree.function(base, config=config_space(ROOT_PORT), **bridge)
-    tree.function(f"{base}/0000:41:00.0", config=config_space(UPSTREAM, serial=SERIAL), **bridge)
+    tree.function(base, bridge, config=config_space(ROOT_PORT))
+    tree.function(f"{base}/0000:41:00.0", bridge, config=config_space(UPSTREAM, serial=SERIAL))
     for number, ids in enumerate(
         ({"class": "0x030200", "vendor": "0x10de"}, {"class": "0x020000", "vendor": "0x15b3"})
     ):
         port = f"{base}/0000:41:00.0/0000:42:0{number}.0"
-        tree.function(port, config=config_space(DOWNSTREAM, acs=(0x5F, 0x1D)), **bridge)
+        tree.function(port, bridge, config=config_space(DOWNSTREAM, acs=(0x5F, 0x1D)))
         folder = tree.function(
             f"{port}/0000:4{3 + number}:00.0",
+            {**ids, "numa_node": "1", "serial_number": SECRETS[2]},
             driver="vfio-pci",
             group=number,
             config=config_space(ats=True, serial=SERIAL),
-            numa_node="1",
-            serial_number=SECRETS[2],
-            **ids,
         )
         (folder / "vpd").write_bytes(b"\x82\x05\x00Board\x90\x0f\x00SN\x0dSN-1234567\x00\x00\x00\x78")
         (folder / "infiniband/mlx5_0").mkdir(parents=True)

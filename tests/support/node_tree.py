@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 GIB = 2**20  # in KiB
 
@@ -51,11 +53,11 @@ class NodeTree:
     def function(
         self,
         path: str,
+        files: Mapping[str, str] = MappingProxyType({}),
         *,
         config: bytes | None = None,
         driver: str | None = None,
         group: int | None = None,
-        **files: str,
     ) -> Path:
         """The function at ``path`` below devices/, with its link in bus/pci/devices."""
         folder = self.sys / "devices" / path
@@ -77,7 +79,7 @@ class NodeTree:
 
 
 def _members(cpus: str) -> list[int]:
-    found = []
+    found: list[int] = []
     for part in cpus.split(","):
         first, _, last = part.partition("-")
         found += range(int(first), int(last or first) + 1)

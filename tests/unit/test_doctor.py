@@ -47,15 +47,15 @@ def build(
     tree.write("proc/meminfo", f"MemTotal:       {256 * GIB} kB\nMemFree:  1 kB\n")
     bridge = {"numa_node": "1", "class": "0x060400", **FULL, **WIDE}
     ports = {"acs": (acs_capability, acs), "size": size}
-    tree.function(PORTS, driver="pcieport", config=config_space(ROOT_PORT, acs=(0x1F, 0x1D), size=size), **bridge)
-    tree.function(SWITCH, driver="pcieport", config=config_space(UPSTREAM, size=size), **bridge)
+    tree.function(PORTS, bridge, driver="pcieport", config=config_space(ROOT_PORT, acs=(0x1F, 0x1D), size=size))
+    tree.function(SWITCH, bridge, driver="pcieport", config=config_space(UPSTREAM, size=size))
     for port in ("0000:42:00.0", "0000:42:01.0"):
-        tree.function(f"{SWITCH}/{port}", driver="pcieport", config=config_space(DOWNSTREAM, **ports), **bridge)  # type: ignore[arg-type]
+        tree.function(f"{SWITCH}/{port}", bridge, driver="pcieport", config=config_space(DOWNSTREAM, **ports))  # type: ignore[arg-type]
     end = {"numa_node": "1", **FULL, **WIDE}
     gpu, nic = config_space(ENDPOINT, size=size), config_space(ENDPOINT, ats=nic_ats, size=size)
     ids = {"vendor": "0x10de", "class": "0x030200"}
-    tree.function(GPU, driver="vfio-pci", group=7, config=gpu, **ids, **end)
-    tree.function(NIC, driver="vfio-pci", group=8, config=nic, **{"vendor": "0x15b3", "class": "0x020000"}, **end)
+    tree.function(GPU, {**ids, **end}, driver="vfio-pci", group=7, config=gpu)
+    tree.function(NIC, {"vendor": "0x15b3", "class": "0x020000", **end}, driver="vfio-pci", group=8, config=nic)
     edit(tree)
     return tree
 
@@ -138,7 +138,7 @@ def test_no_iommu_is_an_error_that_names_the_kernel_argument(tmp_path: Path) -> 
     tree = NodeTree(tmp_path)
     tree.node(0, "0-3", 64, {GIB: (32, 32)})
     (tree.sys / "kernel/iommu_groups").mkdir(parents=True)
-    tree.function("pci0000:00/0000:00:01.0", **{"class": "0x030000", "numa_node": "0", "vendor": "0x10de"})
+    tree.function("pci0000:00/0000:00:01.0", {"class": "0x030000", "numa_node": "0", "vendor": "0x10de"})
     tree.write("proc/cmdline", "ro intel_iommu=off\n")
     finding = only(diagnose(tree), "iommu-off")
     assert finding.severity == "error"
@@ -174,7 +174,7 @@ def test_nothing_bound(tmp_path: Path) -> None:
 
 def test_a_group_that_is_not_viable(tmp_path: Path) -> None:
     def edit(tree: NodeTree) -> None:
-        tree.function(f"{GPU[:-1]}1", driver="snd_hda_intel", group=7, **{"class": "0x040300", "numa_node": "1"})
+        tree.function(f"{GPU[:-1]}1", {"class": "0x040300", "numa_node": "1"}, driver="snd_hda_intel", group=7)
 
     diagnosis = diagnose(build(tmp_path, edit=edit))
     finding = only(diagnosis, "group-not-viable")
@@ -184,8 +184,8 @@ def test_a_group_that_is_not_viable(tmp_path: Path) -> None:
 
 def test_a_group_with_a_bridge_or_an_unbound_function_is_viable(tmp_path: Path) -> None:
     def edit(tree: NodeTree) -> None:
-        tree.function(f"{GPU[:-1]}1", group=7, **{"class": "0x040300", "numa_node": "1"})
-        tree.function(f"{GPU[:-1]}2", group=7, driver="pci-stub", **{"class": "0x0c0330", "numa_node": "1"})
+        tree.function(f"{GPU[:-1]}1", {"class": "0x040300", "numa_node": "1"}, group=7)
+        tree.function(f"{GPU[:-1]}2", {"class": "0x0c0330", "numa_node": "1"}, group=7, driver="pci-stub")
         (tree.sys / "devices" / SWITCH / "iommu_group").symlink_to("/sys/kernel/iommu_groups/7")
 
     assert codes(diagnose(build(tmp_path, edit=edit))) == []
@@ -249,10 +249,10 @@ def test_which_devices_are_looked_at(tmp_path: Path) -> None:
     tree = NodeTree(tmp_path)
     tree.node(0, "0-3", 64, {GIB: (32, 32)})
     for address, (pci_class, vendor, _) in classes.items():
-        tree.function(f"pci0000:00/{address}", **{"class": pci_class, "vendor": vendor, "numa_node": "0"})
-    tree.function("pci0000:00/0000:00:0c.0", driver="vfio-pci", **{"class": "0x0c0330", "numa_node": "0"})
+        tree.function(f"pci0000:00/{address}", {"class": pci_class, "vendor": vendor, "numa_node": "0"})
+    tree.function("pci0000:00/0000:00:0c.0", {"class": "0x0c0330", "numa_node": "0"}, driver="vfio-pci")
     (tree.sys / "devices/pci0000:00/0000:00:03.1").mkdir()
-    vf = tree.function("pci0000:00/0000:00:03.1", **{"class": "0x020700", "numa_node": "0"})
+    vf = tree.function("pci0000:00/0000:00:03.1", {"class": "0x020700", "numa_node": "0"})
     (vf / "physfn").symlink_to("../0000:00:03.0")
     looked_at = {device.name for device in diagnose(tree).devices}
     assert looked_at == {address for address, (*_, wanted) in classes.items() if wanted} | {"0000:00:0c.0"}
@@ -268,7 +268,7 @@ def test_an_unknown_node(tmp_path: Path) -> None:
 def test_on_one_node_an_unknown_node_is_no_matter(tmp_path: Path) -> None:
     tree = NodeTree(tmp_path)
     tree.node(0, "0-3", 64, {GIB: (32, 32)})
-    tree.function("pci0000:00/0000:00:01.0", **{"class": "0x030000", "numa_node": "-1", "vendor": "0x10de"})
+    tree.function("pci0000:00/0000:00:01.0", {"class": "0x030000", "numa_node": "-1", "vendor": "0x10de"})
     assert "numa-unknown" not in codes(diagnose(tree))
 
 
@@ -316,7 +316,7 @@ def test_a_slow_link_on_the_root_bus(tmp_path: Path) -> None:
     tree = NodeTree(tmp_path)
     tree.node(0, "0-3", 64, {GIB: (32, 32)})
     slow = {**FULL, **WIDE, "current_link_width": "1"}
-    tree.function("pci0000:00/0000:00:01.0", **{"class": "0x020000", "numa_node": "0"}, **slow)
+    tree.function("pci0000:00/0000:00:01.0", {"class": "0x020000", "numa_node": "0", **slow})
     assert only(diagnose(tree), "link-slow").device == "0000:00:01.0"
 
 
@@ -347,7 +347,7 @@ def test_the_functions_of_a_slot_share_a_finding(tmp_path: Path) -> None:
     def edit(tree: NodeTree) -> None:
         second = {"numa_node": "1", "class": "0x020000", **FULL, **WIDE, "current_link_width": "4"}
         tree.write(f"sys/devices/{NIC}/current_link_width", "4\n")
-        tree.function(f"{NIC[:-1]}1", config=config_space(ats=True), **second)
+        tree.function(f"{NIC[:-1]}1", second, config=config_space(ats=True))
 
     assert codes(diagnose(build(tmp_path, edit=edit))) == ["link-slow"]
 
@@ -404,9 +404,9 @@ def test_below_different_root_ports_acs_costs_nothing(tmp_path: Path) -> None:
     tree.node(0, "0-3", 64, {GIB: (32, 32)})
     for slot in (1, 2):
         port = f"pci0000:40/0000:40:0{slot}.0"
-        tree.function(port, config=config_space(ROOT_PORT, acs=(0x1F, 0x1D)), **{"class": "0x060400"})
+        tree.function(port, {"class": "0x060400"}, config=config_space(ROOT_PORT, acs=(0x1F, 0x1D)))
         device = {"class": "0x030200" if slot == 1 else "0x020000", "numa_node": "0"}
-        tree.function(f"{port}/0000:4{slot}:00.0", driver="vfio-pci", group=slot, config=config_space(), **device)
+        tree.function(f"{port}/0000:4{slot}:00.0", device, driver="vfio-pci", group=slot, config=config_space())
     assert codes(diagnose(tree)) == ["single-node"]
 
 
@@ -421,7 +421,7 @@ def test_one_slot_below_a_switch_has_no_peer(tmp_path: Path) -> None:
     def edit(tree: NodeTree) -> None:
         shutil.rmtree(tree.sys / "devices" / NIC)
         (tree.sys / "bus/pci/devices/0000:44:00.0").unlink()
-        tree.function(f"{GPU[:-1]}1", driver="vfio-pci", group=7, config=config_space(), numa_node="1")
+        tree.function(f"{GPU[:-1]}1", {"numa_node": "1"}, driver="vfio-pci", group=7, config=config_space())
 
     assert codes(diagnose(build(tmp_path, acs=LINUX_ACS, edit=edit))) == []
 
@@ -488,7 +488,7 @@ def test_virtual_functions_are_judged_by_their_pf(tmp_path: Path) -> None:
                 f"{NIC[:-1]}{number}", driver="vfio-pci", group=20 + number, config=config_space(size=64)
             )
             (vf / "physfn").symlink_to("../0000:44:00.0")
-            tree.function(f"{NIC[:-1]}{number}", **{"class": "0x020000", "numa_node": "1"})
+            tree.function(f"{NIC[:-1]}{number}", {"class": "0x020000", "numa_node": "1"})
 
     facts = node_reads.recorded(str(build(tmp_path, edit=edit).sys))
     assert facts.configs is not None
