@@ -177,12 +177,30 @@ def proposal_yaml(proposal: Proposal) -> str:
     """The fragment as YAML, each note a comment above its field."""
     import yaml  # costs 15 ms of CPU: loaded only when it is shown
 
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    Dumper.add_representer(
+        _Quoted, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+    )
     lines: list[str] = []
     for name, value in proposal.fragment.items():
         if note := proposal.notes.get(name):
             lines += textwrap.wrap(note, WIDTH, initial_indent="# ", subsequent_indent="# ")
-        lines += yaml.safe_dump({name: value}, sort_keys=False, width=WIDTH, allow_unicode=False).splitlines()
+        lines += yaml.dump({name: _quoted(value)}, Dumper=Dumper, sort_keys=False, width=WIDTH).splitlines()
     return "".join(f"{line}\n" for line in lines)
+
+
+class _Quoted(str):
+    """A text that is written in quotes: what begins with a digit is text to one YAML reader and a number to another."""
+
+
+def _quoted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _quoted(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_quoted(item) for item in value]
+    return _Quoted(value) if isinstance(value, str) and not value[:1].isalpha() else value
 
 
 def _outcome(diagnosis: Diagnosis) -> str:

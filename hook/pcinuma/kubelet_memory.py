@@ -185,4 +185,4 @@ def _reserved_error(message: str) -> Finding:
 
 def _bytes(count: Fraction) -> str:
     short = format_bytes(count)
-    return short if short.isdigit() else f"{short} ({int(count)} bytes)"
+    return f"{short} bytes" if short.isdigit() else f"{short} ({int(count)} bytes)"

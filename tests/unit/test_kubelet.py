@@ -119,7 +119,7 @@ def test_a_good_configuration_has_no_finding() -> None:
         ({"systemReservedCgroup": "/system.slice"}, "kubelet-reserved-cpus", "error", "systemReservedCgroup"),
         ({"reservedSystemCPUs": None, "kubeReserved": {"cpu": "1500m", "memory": "1Gi"}}, "kubelet-reserved-cpus", "info",
          "the 2 CPUs it reserves"),
-        ({"reservedMemory": None}, "kubelet-reserved-memory", "error", "sums to 0 of memory"),
+        ({"reservedMemory": None}, "kubelet-reserved-memory", "error", "sums to 0 bytes of memory"),
         ({"featureGates": {"MemoryManager": False}}, "kubelet-gate", "error", "MemoryManager off"),
         ({"cpuManagerPolicyOptions": {"full-pcpus-only": "yes"}}, "kubelet-options", "error", "full-pcpus-only is 'yes'"),
         ({"cpuManagerPolicyOptions": {"full-pcpus-only": True}}, "kubelet-options", "error", "in quotes"),
@@ -469,6 +469,14 @@ def test_what_is_configured_well_is_kept() -> None:
     assert {name: whole[name] for name in GOOD if name != "reservedMemory"} == {
         name: GOOD[name] for name in GOOD if name != "reservedMemory"
     } | {"reservedSystemCPUs": "0,2,4,6"}
+
+
+def test_what_another_yaml_reader_takes_for_a_number_is_in_quotes() -> None:
+    # other YAML readers take 1e9 for a number, and kubeReserved takes text alone
+    shown = proposal_yaml(propose(facts(), changed(kubeReserved={"memory": "1e9"})))  # type: ignore[arg-type]
+    assert '  memory: "1e9"' in shown.splitlines()
+    assert 'reservedSystemCPUs: "0,2,4,6"' in shown.splitlines()
+    assert "cpuManagerPolicy: static" in shown.splitlines()
 
 
 def test_a_percentage_becomes_bytes() -> None:
