@@ -122,7 +122,7 @@ class HostFile:
 
     def everything(self) -> HostTopology:
         """All that the record holds."""
-        return self(HostQuery(frozenset(self._functions), frozenset(self._mdevs)))
+        return self(HostQuery(frozenset(self._functions), frozenset(self._mdevs), frozenset(self._vdpas)))
 
     def _by_address(self, entries: list[dict[str, Any]]) -> dict[PciAddress, dict[str, Any]]:
         found: dict[PciAddress, dict[str, Any]] = {}

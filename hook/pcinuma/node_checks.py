@@ -144,7 +144,7 @@ def _iommu(facts: NodeFacts) -> Iterator[Finding]:
             None,
             "modprobe vfio-pci, and load it at boot (/etc/modules-load.d)",
         )
-    elif functions and not drivers and not facts.host.mdev_parents:
+    elif functions and not drivers and not facts.host.mdev_parents and not facts.host.vdpa_parents:
         yield Finding(
             "nothing-bound",
             "info",

@@ -170,6 +170,10 @@ def test_nothing_bound(tmp_path: Path) -> None:
 
     tree = build(tmp_path, edit=edit)
     assert codes(diagnose(tree)) == ["nothing-bound"]
+    (tree.sys / "devices" / NIC / "vdpa0/vhost-vdpa-0").mkdir(parents=True)
+    (tree.sys / "bus/vdpa/devices").mkdir(parents=True)
+    (tree.sys / "bus/vdpa/devices/vdpa0").symlink_to(f"../../../devices/{NIC}/vdpa0")
+    assert codes(diagnose(tree)) == []
 
 
 def test_a_group_that_is_not_viable(tmp_path: Path) -> None:
