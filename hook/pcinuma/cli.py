@@ -23,10 +23,11 @@ from pcinuma.edge import (
     read_file,
     write_stdout,
 )
-from pcinuma.errors import BadInput, BadOption, one_line
+from pcinuma.errors import BadInput, BadOption, PcinumaError, one_line
 
 if TYPE_CHECKING:
     from pcinuma.model import Options
+    from pcinuma.node_facts import NodeFacts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,6 +153,39 @@ def _snapshot(parsed: argparse.Namespace) -> int:
     tree = discover.RecordedTree(parsed.sysfs) if parsed.sysfs else discover.LiveTree()
     _write(parsed.output, _json(host_file.dump(discover.read_all(tree))).encode("utf-8"))
     return 0
+
+
+def _doctor(parsed: argparse.Namespace) -> int:
+    from pcinuma import doctor, doctor_report, kubelet_config, options
+    from pcinuma.schema import problems
+
+    config = None
+    if parsed.kubelet_config is not None:
+        config = kubelet_config.load(read_file(parsed.kubelet_config, options.MAX_BYTES), parsed.kubelet_config)
+    diagnosis = doctor.diagnose(_node_facts(parsed), config)
+    if parsed.json:
+        content = doctor_report.as_dict(diagnosis)
+        if wrong := problems(content, "doctor"):
+            raise PcinumaError(f"internal error: the result is not valid: {wrong[0]}", hint="please report it")
+        text = _json(content)
+    else:
+        text = doctor_report.as_text(diagnosis, quiet=parsed.quiet)
+    _write(parsed.output, text.encode("utf-8"))
+    return 1 if diagnosis.has_errors else 0
+
+
+def _node_facts(parsed: argparse.Namespace) -> NodeFacts:
+    if parsed.host is not None and parsed.sysfs is not None:
+        raise BadOption("--host and --sysfs exclude each other", hint="give one of them, or none for this machine")
+    from pcinuma import node_reads
+
+    if parsed.host is not None:
+        from pcinuma import host_file
+
+        return node_reads.from_record(
+            host_file.load(read_file(parsed.host, host_file.MAX_BYTES), parsed.host), parsed.host
+        )
+    return node_reads.recorded(parsed.sysfs) if parsed.sysfs is not None else node_reads.live()
 
 
 def _hook(parsed: argparse.Namespace) -> int:
@@ -333,9 +367,24 @@ example, to try it:
 
 _SNAPSHOT = """\
 Records this host's nodes, PCI functions and mediated devices as one JSON file, for --host on another machine.
+No serial number is read: neither configuration space, nor VPD, nor any serial_number file.
 
 example:
   pcinuma snapshot -o host.json
+"""
+
+
+_DOCTOR = """\
+Tells whether this node is set up for VMs that are aligned with its NUMA nodes: nodes, IOMMU and VFIO, huge pages,
+links, ACS and ATS, and the kubelet's managers. Proposes the KubeletConfiguration that fits. Changes nothing.
+Run it as root: Linux shows others no ACS and ATS. Exit status 1 when a finding is an error.
+
+example, on the node:
+  pcinuma doctor --kubelet-config /var/lib/kubelet/config.yaml
+
+example, with what the kubelet runs with:
+  kubectl get --raw /api/v1/nodes/NODE/proxy/configz > configz.json
+  pcinuma doctor --kubelet-config configz.json
 """
 
 
@@ -371,6 +420,16 @@ def _parser() -> argparse.ArgumentParser:
     check = command("check", _check, "audit a domain XML as it stands", _CHECK)
     _add_inputs(check)
     check.add_argument("--json", action="store_true", help="write the findings as JSON")
+    doctor = command("doctor", _doctor, "is this node set up for aligned VMs?", _DOCTOR)
+    add_host(doctor)
+    doctor.add_argument(
+        "--kubelet-config",
+        metavar="FILE",
+        help="the node's KubeletConfiguration, YAML or JSON, or a dump of its configz",
+    )
+    doctor.add_argument("--json", action="store_true", help="write node, findings and proposal as JSON")
+    doctor.add_argument("-q", dest="quiet", action="store_true", help="write errors and warnings only")
+    doctor.add_argument("-o", dest="output", metavar="FILE", help="where the result goes (default: standard output)")
     snapshot = command("snapshot", _snapshot, "record this host's topology as one JSON file", _SNAPSHOT)
     hook = command("hook", _hook, "serve the KubeVirt hook sidecar on a unix socket", _HOOK)
     hook.add_argument("--socket", metavar="PATH", help="the socket (default: a new name in /var/run/kubevirt-hooks)")

@@ -120,6 +120,10 @@ class HostFile:
                 functions[function.physfn] = self._function(function.physfn)
         return HostTopology(self._nodes, functions, mdevs, vdpas, self._address_bits, self._cpu)
 
+    def everything(self) -> HostTopology:
+        """All that the record holds."""
+        return self(HostQuery(frozenset(self._functions), frozenset(self._mdevs), frozenset(self._vdpas)))
+
     def _by_address(self, entries: list[dict[str, Any]]) -> dict[PciAddress, dict[str, Any]]:
         found: dict[PciAddress, dict[str, Any]] = {}
         for entry in entries:

@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(sys.executable).with_name("pcinuma")
 PREFIX = "pcinuma.vm.kubevirt.io/"
 
-COMMANDS = ("transform", "explain", "nccl-topo", "check", "snapshot", "hook")
+COMMANDS = ("transform", "explain", "nccl-topo", "check", "doctor", "snapshot", "hook")
 SETS = {
     "policy": ("none", "best-effort", "restricted", "single-numa-node"),
     "group-by": ("numa", "root-complex", "switch"),
