@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pcinuma.admission import Sidecar, decide
@@ -25,6 +25,7 @@ PART = st.sampled_from(["metadata", "annotations", "spec", "domain", "cpu", "dev
 LIKE_A_VMI = st.recursive(LEAF, lambda inner: st.dictionaries(PART, inner) | st.lists(inner), max_leaves=20)
 
 
+@settings(max_examples=60)
 @given(st.lists(st.dictionaries(st.text(), ANY)), WHITE, WHITE, st.booleans(), st.sampled_from([None, 0, 2, "\t"]))
 def test_any_list_gets_one_more_entry_and_stays_as_written(
     entries: list[dict[str, Any]], before: str, after: str, ascii_only: bool, indent: int | str | None
