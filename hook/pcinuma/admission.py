@@ -21,6 +21,10 @@ HOOK_SIDECARS = "hooks.kubevirt.io/hookSidecars"
 ENABLED = options.ANNOTATION_PREFIX + "enabled"
 
 _WHERE = "metadata.annotations"
+_MOST_TEXT = 256 * 1024
+"""Bytes. The API server takes no more of all annotations together (apimachinery, TotalAnnotationSizeLimitB)."""
+_MOST_NAME = 253
+"""Characters. No name in Kubernetes is longer."""
 _WHITE = " \t\r\n"  # JSON's white space, RFC 8259
 _PROGRAM, _COMMAND = "pcinuma", "hook"
 
@@ -98,8 +102,8 @@ def _request(review: object) -> Mapping[str, Any]:
     request = review.get("request")
     if not isinstance(request, Mapping):
         raise BadInput("the AdmissionReview has no request")
-    if not isinstance(uid := request.get("uid"), str) or not uid:
-        raise BadInput("the request has no uid", where="request.uid")
+    if not isinstance(uid := request.get("uid"), str) or not 0 < len(uid) <= _MOST_NAME:
+        raise BadInput(f"the request has no uid of 1 to {_MOST_NAME} characters", where="request.uid")
     if not isinstance(request.get("operation"), str):
         raise BadInput("the request has no operation", where="request.operation")
     if not isinstance(kind := request.get("kind"), Mapping) or not isinstance(kind.get("kind"), str):
@@ -131,6 +135,8 @@ def _annotations(vmi: Mapping[str, Any]) -> Mapping[str, str]:
 
 def _entries(text: str) -> list[Mapping[str, Any]]:
     """The entries of the annotation. Raises BadInput when it is not what KubeVirt takes."""
+    if len(text.encode("utf-8", "replace")) > _MOST_TEXT:
+        raise BadInput(f"{HOOK_SIDECARS} is larger than the {_MOST_TEXT >> 10} KiB of annotations", where=_WHERE)
     hint = f'write it as [{{"image": "IMAGE"}}], or remove it; {_PROGRAM} adds its own entry'
     try:
         # numbers as they stand: Python refuses very long ones, and none matters here
@@ -231,4 +237,4 @@ def _name(request: Mapping[str, Any]) -> str | None:
 
 
 def _shown(value: object) -> str | None:
-    return one_line(value, 253) if isinstance(value, str) and value else None  # no name in Kubernetes is longer
+    return one_line(value, _MOST_NAME) if isinstance(value, str) and value else None

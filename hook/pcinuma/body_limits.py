@@ -1,7 +1,7 @@
-"""What stands between the web server and the application: bodies bounded in bytes and seconds, answers sent apart.
+"""What stands between the web server and the application: bodies bounded in bytes and seconds.
 
-An ASGI middleware. The application inside gets a request when its body is there, and gives its answer without waiting
-for the client to take it: a slow one holds up a task of the event loop and none of the threads.
+An ASGI middleware. The application inside gets a request when its body is there: a slow client holds up a task of the
+event loop and none of the threads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Any, Receive, Send], Awaitable[None]]
 
 BODY_SECONDS = 10
-SEND_SECONDS = 10
 MOST_HELD = 64 * 1024 * 1024
 """Bytes of bodies that are in memory at one time, of all requests together."""
 
@@ -28,7 +27,7 @@ class _Refused(Exception):
 
 
 class BodyLimits:
-    """``most`` bytes a body, MOST_HELD together; BODY_SECONDS for it to come, SEND_SECONDS for the answer to go.
+    """``most`` bytes a body, MOST_HELD together, and BODY_SECONDS for it to come.
 
     ``told`` hears the path of a request that was refused here, and why.
     """
@@ -44,10 +43,6 @@ class BodyLimits:
             await self._app(scope, receive, send)
             return
         body = bytearray()
-        answer: list[Message] = []
-
-        async def keep(message: Message) -> None:
-            answer.append(message)
 
         async def whole() -> Message:
             return {"type": "http.request", "body": bytes(body), "more_body": False}
@@ -55,18 +50,13 @@ class BodyLimits:
         try:
             if not await self._read(receive, body):
                 return
-            await self._app(_with_length(scope, len(body)), whole, keep)
+            await self._app(_with_length(scope, len(body)), whole, send)
         except _Refused as refused:
             self._told(scope["path"], str(refused))
-            answer = _answer(refused.status, str(refused))
+            for message in _answer(refused.status, str(refused)):
+                await send(message)
         finally:
             self._held -= len(body)
-        try:
-            async with asyncio.timeout(SEND_SECONDS):
-                for message in answer:
-                    await send(message)
-        except TimeoutError:
-            return
 
     async def _read(self, receive: Receive, body: bytearray) -> bool:
         """The body into ``body``; False when the client has gone. What is refused is read to its end, as a client that

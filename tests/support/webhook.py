@@ -100,13 +100,9 @@ class Webhook:
             time.sleep(0.02)
         return found[-1]
 
-    def connect(self, room: int | None = None) -> ssl.SSLSocket:
-        """A connection after its handshake; with ``room`` for so many bytes that are not read yet."""
-        plain = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        plain.settimeout(CALL_SECONDS)
-        if room is not None:
-            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
-        plain.connect(("127.0.0.1", self.port))
+    def connect(self) -> ssl.SSLSocket:
+        """A connection after its handshake."""
+        plain = socket.create_connection(("127.0.0.1", self.port), timeout=CALL_SECONDS)
         return self.trusting.wrap_socket(plain, server_hostname="localhost")
 
     def client(self) -> http.client.HTTPSConnection:

@@ -285,6 +285,14 @@ def test_a_list_of_sidecars_that_is_none_is_refused(text: str, why: str) -> None
     assert message.endswith('write it as [{"image": "IMAGE"}], or remove it; pcinuma adds its own entry')
 
 
+def test_a_list_beyond_what_kubernetes_stores_is_refused() -> None:
+    largest = '[{"image": "' + "a" * (256 * 1024 - 15) + '"}]'
+    assert len(largest) == 256 * 1024
+    assert decided(vmi({ENABLED: "true", SIDECARS: largest})).outcome == "added"
+    message = "hooks.kubevirt.io/hookSidecars is larger than the 256 KiB of annotations (metadata.annotations)"
+    assert refusal(vmi({ENABLED: "true", SIDECARS: largest + " "})) == message
+
+
 def test_a_refusal_shows_control_characters_and_is_bounded() -> None:
     made = vmi({ENABLED: "true", "pcinuma.vm.kubevirt.io/policy": "a\n\x1b[2J\u202e" + "x" * 5000})
     message = refusal(made)
@@ -425,9 +433,10 @@ def review() -> dict[str, Any]:
         ),
         (without(review(), "request"), "the AdmissionReview has no request"),
         ({**review(), "request": []}, "the AdmissionReview has no request"),
-        (without(review(), "request", "uid"), "the request has no uid (request.uid)"),
-        (review_of(vmi(), uid=7), "the request has no uid (request.uid)"),
-        (review_of(vmi(), uid=""), "the request has no uid (request.uid)"),
+        (without(review(), "request", "uid"), "the request has no uid of 1 to 253 characters (request.uid)"),
+        (review_of(vmi(), uid=7), "the request has no uid of 1 to 253 characters (request.uid)"),
+        (review_of(vmi(), uid="u" * 254), "the request has no uid of 1 to 253 characters (request.uid)"),
+        (review_of(vmi(), uid=""), "the request has no uid of 1 to 253 characters (request.uid)"),
         (without(review(), "request", "operation"), "the request has no operation (request.operation)"),
         (without(review(), "request", "kind"), "the request does not say of what kind its object is (request.kind)"),
         (review_of(None), "the request creates an object, but there is none (request.object)"),
