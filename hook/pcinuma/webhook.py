@@ -12,9 +12,9 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypercorn.asyncio.run
 from flask import Flask, Response, request
@@ -30,6 +30,9 @@ from pcinuma.body_limits import BodyLimits
 from pcinuma.errors import BadInput, one_line
 from pcinuma.listen import Listener, shown
 from pcinuma.log import LOG_SECONDS, Log
+
+if TYPE_CHECKING:
+    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 MUTATE = "/mutate"
 MAX_BODY = 7 * 1024 * 1024
@@ -108,7 +111,7 @@ def application(
     sidecar: admission.Sidecar, certificate: Callable[[], certificates.Certificate], metrics: Metrics, log: Log
 ) -> Flask:
     """The WSGI application: ``/mutate``, ``/healthz``, ``/readyz``, ``/metrics``."""
-    app = Flask(__name__, static_folder=None)
+    app = _App(__name__, static_folder=None)
 
     @app.post(MUTATE)
     def mutate() -> Response:
@@ -151,6 +154,18 @@ def application(
         return answer
 
     return app
+
+
+class _App(Flask):
+    """Flask that answers with one piece of body at least, if an empty one: Hypercorn 0.18 sends no head without it."""
+
+    def wsgi_app(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        pieces = super().wsgi_app(environ, start_response)
+        try:
+            return list(pieces) or [b""]
+        finally:
+            if callable(close := getattr(pieces, "close", None)):
+                close()
 
 
 class _WrongType(BadInput):

@@ -163,6 +163,10 @@ def test_other_methods_and_paths(webhook: Webhook) -> None:
     status, _, body = webhook.call("GET", "/%0d%0a%1b[2J")
     assert (status, one_line(body.decode())) == (404, True)
     assert webhook.call("POST", "/healthz")[0] == 405
+    assert webhook.call("HEAD", "/healthz")[::2] == (200, b"")
+    status, headers, _ = webhook.call("OPTIONS", "/mutate")
+    assert (status, "POST" in headers["allow"]) == (200, True)
+    assert webhook.lines("server") == []
 
 
 @pytest.mark.parametrize("chunked", [False, True])
