@@ -19,6 +19,7 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(VENV)/bin/python -m bench.transform
 	$(VENV)/bin/python -m bench.hook
+	$(VENV)/bin/python -m bench.webhook
 
 # Writes what the golden cases say now; look at every line of the diff before committing it.
 golden: $(VENV)/.dev

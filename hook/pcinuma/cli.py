@@ -190,6 +190,7 @@ def _node_facts(parsed: argparse.Namespace) -> NodeFacts:
 
 def _hook(parsed: argparse.Namespace) -> int:
     from pcinuma import hook_server
+    from pcinuma.log import Log
 
     if parsed.hook_version is not None and parsed.hook_version not in hook_server.VERSIONS:
         what = f"version cannot be {parsed.hook_version!r}"
@@ -204,9 +205,24 @@ def _hook(parsed: argparse.Namespace) -> int:
             versions=hook_server.VERSIONS if parsed.hook_version is None else (parsed.hook_version,),
             defaults=hook_defaults_of(parsed),
             host=lambda: reader or host_of(parsed),
-            log=hook_server.Log(parsed.log_format, parsed.log_level),
+            log=Log(parsed.log_format, parsed.log_level),
         )
     )
+
+
+def _webhook(parsed: argparse.Namespace) -> int:
+    from pcinuma import webhook_config  # the server's libraries cost 200 ms: what the flags say comes first
+    from pcinuma.listen import address
+    from pcinuma.log import Log
+    from pcinuma.options import MAX_BYTES
+
+    where = parsed.config or "--config"
+    config = webhook_config.load(read_file(parsed.config, MAX_BYTES), where) if parsed.config is not None else {}
+    sidecar = webhook_config.sidecar_of(config, parsed.image, parsed.image_pull_policy, where)
+    listen = address(parsed.listen)
+    from pcinuma import webhook
+
+    return webhook.serve(webhook.Settings(listen, parsed.tls_cert, parsed.tls_key, sidecar, Log("json", "info")))
 
 
 # --- inputs and outputs ----------------------------------------------------------------------------------------
@@ -365,6 +381,20 @@ example, to try it:
   pcinuma hook --socket /tmp/pcinuma.sock --host host.json --log-format text
 """
 
+_WEBHOOK = """\
+Serves the mutating admission webhook over HTTPS: a VirtualMachineInstance that is created with the annotation
+pcinuma.vm.kubevirt.io/enabled: "true" gets the hook sidecar. POST /mutate, and /healthz, /readyz, /metrics.
+The certificate is read again when its file changes. Ends cleanly on SIGTERM and SIGINT.
+
+example:
+  pcinuma webhook --tls-cert /tls/tls.crt --tls-key /tls/tls.key --image REGISTRY/pcinuma:VERSION
+
+example of the file of --config; flags win over it:
+  image: REGISTRY/pcinuma:VERSION
+  image-pull-policy: IfNotPresent
+  options: {policy: restricted}
+"""
+
 _SNAPSHOT = """\
 Records this host's nodes, PCI functions and mediated devices as one JSON file, for --host on another machine.
 No serial number is read: neither configuration space, nor VPD, nor any serial_number file.
@@ -439,6 +469,13 @@ def _parser() -> argparse.ArgumentParser:
     hook.add_argument("--log-level", choices=("info", "debug"), default="info", help="debug adds the domain XML")
     add_host(hook)
     add_options(hook)
+    webhook = command("webhook", _webhook, "serve the mutating admission webhook over HTTPS", _WEBHOOK)
+    webhook.add_argument("--listen", default="0.0.0.0:8443", metavar="HOST:PORT", help="default: 0.0.0.0:8443")
+    webhook.add_argument("--tls-cert", required=True, metavar="FILE", help="the certificate and its chain, PEM")
+    webhook.add_argument("--tls-key", required=True, metavar="FILE", help="the certificate's key, PEM, not encrypted")
+    webhook.add_argument("--image", metavar="REF", help="the sidecar's image; its entrypoint is pcinuma")
+    webhook.add_argument("--image-pull-policy", metavar="Always|IfNotPresent|Never", help="default: IfNotPresent")
+    webhook.add_argument("--config", metavar="FILE", help="YAML: image, image-pull-policy, version, options")
     snapshot.add_argument("--sysfs", metavar="DIR", help="read a tree laid out like /sys instead of this machine")
     snapshot.add_argument("-o", dest="output", metavar="FILE", help="where the JSON goes (default: standard output)")
     return parser

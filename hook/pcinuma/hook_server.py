@@ -9,20 +9,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import gc
-import json
 import os
 import signal
 import socket
 import stat
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pcinuma.errors import BadInput, HostUnreadable, PcinumaError, PolicyNotMet, one_line
 from pcinuma.grpc_wire import FAILED_PRECONDITION, INTERNAL, INVALID_ARGUMENT, Handler, RpcError, Server
+from pcinuma.log import LOG_SECONDS, Log
 
 if TYPE_CHECKING:
     from pcinuma.discover import ReadHost
@@ -35,11 +34,8 @@ QEMU_USER = 107
 """The user and group of virt-launcher's compute container; the sidecar has it too, but where KubeVirt runs as root."""
 
 END_SECONDS = 0.7
-_LOG_SECONDS = 0.2
 _BACKLOG = 64
 _LONGEST_PATH = 107  # sockaddr_un, less the NUL
-_MOST_LINES = 1000
-_MOST_TEXT = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,74 +48,6 @@ class Settings:
     defaults: Mapping[str, str]
     host: Callable[[], ReadHost]
     log: Log
-
-
-class Log:
-    """Writes one line a call to standard error: JSON, or text for people.
-
-    A thread of its own writes, so that a standard error that nobody reads holds up no call; lines beyond a thousand
-    that wait are dropped, the newest first.
-    """
-
-    def __init__(self, form: str, level: str):
-        self._text = form == "text"
-        self._debug = level == "debug"
-        self._waiting: deque[bytes] = deque()
-        self._changed = threading.Condition()
-        self._started = False
-
-    def write(self, level: str, event: str, record: Mapping[str, Any]) -> None:
-        """One line. ``level`` is debug, info, warning or error."""
-        if self._text:
-            line = f"pcinuma: {level}: {event}: {one_line(_as_text(record), _MOST_TEXT)}"
-        else:
-            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-            line = json.dumps({"time": stamp, "level": level, "event": event, **record})
-        with self._changed:
-            if not self._started:
-                self._started = True
-                threading.Thread(target=self._run, daemon=True).start()
-            if len(self._waiting) < _MOST_LINES:
-                self._waiting.append(line.encode("utf-8", "replace") + b"\n")
-            self._changed.notify_all()
-            if len(self._waiting) == 1:  # nothing is stuck: a call's line is out before its answer
-                self._changed.wait_for(lambda: not self._waiting, _LOG_SECONDS)
-
-    def whole(self, event: str, xml: bytes) -> None:
-        """A whole domain XML, at log level debug alone: it names the VM's disks and secrets' paths."""
-        if self._debug:
-            self.write("debug", event, {"xml": xml.decode("utf-8", "replace")})
-
-    def flush(self, seconds: float) -> None:
-        """Wait until all lines are written, at most ``seconds``."""
-        with self._changed:
-            self._changed.wait_for(lambda: not self._waiting, seconds)
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: bool(self._waiting))
-                line = self._waiting[0]
-            with contextlib.suppress(OSError):
-                while line:
-                    line = line[os.write(2, line) :]  # not sys.stderr, whose lock would outlive a blocked writer
-            with self._changed:
-                self._waiting.popleft()
-                self._changed.notify_all()
-
-
-def _as_text(record: Mapping[str, Any]) -> str:
-    devices = [
-        f"{d['source'] or d['alias']} {d['placement']}"
-        + (f" on cell {d['cell']}" if d["cell"] is not None else "")
-        + (f" as guest {d['guestBDF']}" if d["guestBDF"] is not None else "")
-        for d in record.get("devices", ())
-    ]
-    findings = [f"{f['severity']}: {f['message']}" for f in record.get("findings", ())]
-    who = "/".join(str(record[key]) for key in ("namespace", "name") if record.get(key))
-    said = [who, str(record.get("outcome") or ""), *devices, *findings, str(record.get("error") or "")]
-    rest = [f"{key}={record[key]}" for key in ("socket", "milliseconds", "xml") if record.get(key) is not None]
-    return "; ".join(part for part in [*said, *rest] if part)
 
 
 def serve(settings: Settings) -> int:
@@ -160,7 +88,7 @@ def serve(settings: Settings) -> int:
             server.stop(max(0.0, deadline - time.monotonic()))
         if ready:
             settings.log.write("info", "ended", {})
-        settings.log.flush(_LOG_SECONDS)
+        settings.log.flush(LOG_SECONDS)
 
 
 def _end_on_signals(waker: socket.socket) -> None:
