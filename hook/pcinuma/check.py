@@ -8,10 +8,11 @@ from dataclasses import replace
 from pcinuma.audit import audit
 from pcinuma.domain_xml import load
 from pcinuma.errors import HostUnreadable
+from pcinuma.guest_view import guest_view
 from pcinuma.model import Domain, Finding, HostQuery, HostTopology, Options, Placement
 from pcinuma.parse import parse
 from pcinuma.pci_tree import expander_above
-from pcinuma.plan import host_query, plan
+from pcinuma.plan import SWITCH_LINK_SPEED, host_query, plan
 
 
 def check(
@@ -24,9 +25,12 @@ def check(
     document = load(xml, where)
     domain = parse(document)
     found = audit(document)
-    # the domain as it stands: what has an address has it, whatever the option would allow
-    as_it_stands = replace(options, addressed="keep")
+    # the domain as it stands: what has an address has it, and nothing is set, whatever the options would allow
+    mmio = "report" if options.mmio == "apply" else options.mmio
+    as_it_stands = replace(options, addressed="keep", mmio=mmio, distances="keep", gpudirect_clique="none")
     query = host_query(domain, as_it_stands)
+    if query is not None:
+        query = replace(query, packages=True)
     try:
         host = read_host(query) if query is not None else None
     except HostUnreadable as error:
@@ -36,7 +40,17 @@ def check(
         seen = [finding for placement in made.placements if (finding := _seen(placement, domain)) is not None]
         wrong = {finding.device for finding in seen}
         found += seen
-        found += [finding for finding in made.findings if finding.code != "foreign-cell" or finding.device not in wrong]
+        found += [
+            finding
+            for finding in made.findings
+            if (finding.code != "foreign-cell" or finding.device not in wrong)
+            and finding.code != SWITCH_LINK_SPEED.code
+        ]
+        if any(controller.model == "pcie-switch-upstream-port" for controller in domain.controllers):
+            found.append(SWITCH_LINK_SPEED)
+        if host is not None:
+            sources = {p.device.element: p.source for p in made.placements if p.source is not None}
+            found += guest_view(domain, host, sources)
         if made.drop:
             names = ", ".join(str(controller.alias) for controller in made.drop)
             found.append(Finding("stale-set", "warning", f"controllers of an earlier placement do not fit: {names}"))

@@ -53,12 +53,13 @@ class FunctionRecord:
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """What sysfs says of one node: its number and the texts of cpulist, distance and meminfo."""
+    """What sysfs says of one node: its number, the texts of cpulist, distance and meminfo, its first CPU's package."""
 
     id: int
     cpulist: str | None
     distance: str | None
     meminfo: str | None
+    package: str | None = None
 
 
 class SysTree(Protocol):
@@ -291,14 +292,20 @@ def read(tree: SysTree, query: HostQuery) -> HostTopology:
         physfn = _bdf(records[address].links.get("physfn"))
         if physfn is not None and node_of(attributes.get("numa_node"), {})[0] is None:
             waiting.append(physfn)
-    nodes = [
-        NodeRecord(number, *(tree.attribute(path, name) for name in ("cpulist", "distance", "meminfo")))
-        for number, path in sorted(tree.node_paths().items())
-    ]
+    nodes = []
+    for number, path in sorted(tree.node_paths().items()):
+        record = NodeRecord(number, *(tree.attribute(path, name) for name in ("cpulist", "distance", "meminfo")))
+        nodes.append(replace(record, package=_package(tree, path, record)) if query.packages else record)
     cpuinfo = tree.cpuinfo() if query.address_bits else None
     cpu_path = tree.cpu_path() if query.details else None
     cpu = cpu_of(tree.attribute(cpu_path, "modalias") if cpu_path is not None else None)
     return replace(topology_from(nodes, records, mdevs, vdpas, cpuinfo), cpu=cpu)
+
+
+def _package(tree: SysTree, path: str, node: NodeRecord) -> str | None:
+    """The socket of a node, which is that of any CPU of it; a CPU that is offline has no topology."""
+    first = re.match(r"[0-9]+", node.cpulist or "")
+    return tree.attribute(path, f"cpu{first[0]}/topology/physical_package_id") if first else None
 
 
 def _wanted(query: HostQuery) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -392,7 +399,10 @@ def _node(record: NodeRecord, order: list[int]) -> HostNode:
     # the columns are in the order of the online nodes, which need not be contiguous
     distances = dict(zip(order, map(int, numbers), strict=True)) if _fits(numbers, order) else {}
     match = re.search(r"MemTotal:\s*([0-9]{1,18}) kB", record.meminfo or "")
-    return HostNode(record.id, cpus, int(match[1]) if match else None, distances)
+    package = re.fullmatch(r"([0-9]{1,9})", record.package or "")
+    return HostNode(
+        record.id, cpus, int(match[1]) if match else None, distances, package=int(package[1]) if package else None
+    )
 
 
 def _fits(numbers: list[str], order: list[int]) -> bool:

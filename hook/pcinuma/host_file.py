@@ -27,6 +27,7 @@ def dump(topology: HostTopology) -> dict[str, Any]:
                 "id": node.id,
                 "cpus": str(node.cpus),
                 "memoryKiB": node.memory_kib,
+                "package": node.package,
                 "distances": {str(other): node.distances[other] for other in sorted(node.distances)},
             }
             for _, node in sorted(topology.nodes.items())
@@ -139,7 +140,7 @@ class HostFile:
         except BadInput as error:
             raise BadInput(f"node {entry['id']}: {error.message}", where=self._where) from None
         distances = {int(other): distance for other, distance in entry.get("distances", {}).items()}
-        return HostNode(entry["id"], cpus, entry.get("memoryKiB"), distances)
+        return HostNode(entry["id"], cpus, entry.get("memoryKiB"), distances, entry.get("package"))
 
     def _function(self, address: PciAddress) -> HostFunction:
         entry = self._functions[address]

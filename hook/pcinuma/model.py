@@ -188,13 +188,15 @@ class OtherDevice:
 
 @dataclass(frozen=True, slots=True)
 class GuestCpu:
-    """What the domain says of its CPU's physical address bits: ``mode`` of ``<cpu>``, and of ``<maxphysaddr>`` its
-    mode (None where there is none), bits and limit."""
+    """What the domain says of its CPU: ``mode`` of ``<cpu>``; of ``<maxphysaddr>`` its mode (None where there is none),
+    bits and limit; of ``<topology>`` the threads of a core and of a socket, 1 where it has none."""
 
     mode: str | None = None
     address_mode: str | None = None
     address_bits: int | None = None
     address_limit: int | None = None
+    threads: int = 1
+    socket_threads: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +234,8 @@ class HostQuery:
     character device, nothing else.
 
     Without ``details`` only what placing them needs is read: their node, their place in the tree, their BARs, their
-    IOMMU group and their PF; with ``ids`` also what they are. ``address_bits`` asks for those of the host's CPU.
+    IOMMU group and their PF; with ``ids`` also what they are. ``address_bits`` asks for those of the host's CPU,
+    ``packages`` for the sockets of the nodes.
     """
 
     functions: frozenset[PciAddress] = frozenset()
@@ -241,16 +244,19 @@ class HostQuery:
     details: bool = True
     ids: bool = False
     address_bits: bool = True
+    packages: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class HostNode:
-    """A NUMA node of the host. ``memory_kib`` is None where it is not known, 0 for a node without memory."""
+    """A NUMA node of the host. ``memory_kib`` is None where it is not known, 0 for a node without memory; ``package``
+    is its socket, None where that was not asked for or is not known."""
 
     id: int
     cpus: CpuSet
     memory_kib: int | None = None
     distances: Mapping[int, int] = field(default_factory=dict)
+    package: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

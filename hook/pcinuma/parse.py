@@ -5,6 +5,7 @@ Numbers are read as libvirt reads them, by C's strtoul: ``0x1f`` hexadecimal, ``
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 from functools import lru_cache
@@ -124,12 +125,28 @@ def _number_set(text: str, what: str, where: str) -> CpuSet:
 def _cpu(document: Document) -> GuestCpu:
     cpu = find(document.root, "cpu")
     given = find(cpu, "maxphysaddr")
-    numbers: list[int | None] = []
-    for name in ("bits", "limit"):
-        written = attribute(given, name)
-        where = document.line(given) if given is not None else None
-        numbers.append(decimal(written, f"maxphysaddr's {name}", 64, where or "") if written else None)
-    return GuestCpu(attribute(cpu, "mode"), attribute(given, "mode"), *numbers)
+    threads, *more = (_count(find(cpu, "topology"), name) for name in ("threads", "cores", "clusters", "dies"))
+    return GuestCpu(
+        mode=attribute(cpu, "mode"),
+        address_mode=attribute(given, "mode"),
+        address_bits=_bits(document, given, "bits"),
+        address_limit=_bits(document, given, "limit"),
+        threads=threads,
+        socket_threads=threads * math.prod(more),
+    )
+
+
+def _bits(document: Document, maxphysaddr: Element | None, name: str) -> int | None:
+    written = attribute(maxphysaddr, name)
+    if maxphysaddr is None or not written:
+        return None
+    return decimal(written, f"maxphysaddr's {name}", 64, document.line(maxphysaddr))
+
+
+def _count(topology: Element | None, name: str) -> int:
+    """A count of ``<topology>``; 1 where it is not written, or not as libvirt would take it."""
+    match = _DECIMAL.match(attribute(topology, name) or "")
+    return int(match[1]) or 1 if match and len(match[1]) <= 5 else 1
 
 
 def _is_uefi(root: Element) -> bool:

@@ -36,6 +36,15 @@ ROOT_HINT = (
 )
 
 
+SWITCH_LINK_SPEED = Finding(
+    "switch-link-speed",
+    "warning",
+    "the guest's switch ports say 2.5 GT/s x1, whatever the host's do: NCCL takes such links for slow",
+    None,
+    "give the guest the file of 'pcinuma nccl-topo' (NCCL_TOPO_FILE), or use --group-by numa",
+)
+
+
 def host_query(domain: Domain, options: Options) -> HostQuery | None:
     """What the plan needs to know of the host; None when it needs nothing."""
     if not domain.devices or not options.enabled or _domain_problem(domain) is not None:
@@ -47,6 +56,7 @@ def host_query(domain: Domain, options: Options) -> HostQuery | None:
         details=False,
         ids=options.gpudirect_clique != "none",
         address_bits=options.mmio != "off",
+        packages=False,
     )
 
 
@@ -107,9 +117,7 @@ def _of_the_whole(
         if any(placement.host_node == node for placement in placements)
     ]
     if any(port.model == "pcie-switch-upstream-port" for expander in expanders for port in expander.ports):
-        message = "the guest's switch ports say 2.5 GT/s x1, whatever the host's do: NCCL takes such links for slow"
-        hint = "give the guest the file of 'pcinuma nccl-topo' (NCCL_TOPO_FILE), or use --group-by numa"
-        findings.append(Finding("switch-link-speed", "warning", message, None, hint))
+        findings.append(SWITCH_LINK_SPEED)
     return tuple(findings)
 
 
