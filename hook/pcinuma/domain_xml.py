@@ -218,6 +218,13 @@ def serialized(node: Element) -> bytes:
     return etree.tostring(node, with_tail=False)
 
 
+def escaped(text: str) -> str:
+    """The text as an attribute's value, whatever its quotes. (xml.sax.saxutils would load the whole of urllib.)"""
+    for character, entity in (("&", "&amp;"), ("<", "&lt;"), ('"', "&quot;"), ("'", "&apos;")):
+        text = text.replace(character, entity)
+    return text
+
+
 # --- editing ---------------------------------------------------------------------------------------------------
 
 

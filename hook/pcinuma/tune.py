@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from xml.sax.saxutils import escape
-
-from pcinuma.domain_xml import QEMU, QEMU_URI, Document, Editor, Element, attribute, children, find
+from pcinuma.domain_xml import QEMU, QEMU_URI, Document, Editor, Element, attribute, children, escaped, find
 from pcinuma.model import CLIQUE_PROPERTY, Plan
 
 
@@ -86,8 +84,7 @@ class _Override:
         self.prefix = prefix
 
     def device(self, alias: str, number: int) -> str:
-        named = escape(alias, {self._quote: "&quot;" if self._quote == '"' else "&apos;"})
-        return self._element("device", self.frontend(number), alias=named)
+        return self._element("device", self.frontend(number), alias=escaped(alias))
 
     def frontend(self, number: int) -> str:
         return self._element("frontend", self.clique(number))
