@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import sidecar
+from tests.support import domains, sidecar
 from tests.support.domains import domain, hostdev
 from tests.support.sidecar import EXECUTABLE, Client, Sidecar, refused, vmi
 
@@ -80,7 +80,7 @@ def test_it_answers_as_the_hook_does(
 def test_what_it_places(host: Path) -> None:
     ended = call(FITS, vmi(), "--host", host)
     # by hand: one device a cell, so ports 2 and 4
-    assert sidecar.layout(ended.stdout)[1] == {"ua-gpu-near": (2, 0, 0), "ua-gpu-far": (4, 0, 0)}
+    assert domains.layout(ended.stdout)[1] == {"ua-gpu-near": (2, 0, 0), "ua-gpu-far": (4, 0, 0)}
 
 
 @pytest.mark.parametrize(

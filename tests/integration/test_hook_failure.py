@@ -16,7 +16,7 @@ import pytest
 from lxml import etree
 
 from tests.conftest import ROOT
-from tests.support import sidecar
+from tests.support import domains, sidecar
 from tests.support.domains import domain, hostdev
 from tests.support.sidecar import Client, Raw, Sidecar, enveloped, refused, vmi
 
@@ -201,7 +201,7 @@ def test_a_host_that_cannot_be_read(tmp_path: Path) -> None:
     tree = sidecar.sysfs(tmp_path / "sys", {0: "0-7"}, {NEAR: 0})
     without_devices = domain({0: 0}, [])
     with sidecar.running("--sysfs", tree) as hook, Client(hook.socket) as client:
-        assert sidecar.layout(client.define(XML, vmi()))[1] == {"ua-gpu-near": (2, 0, 0)}
+        assert domains.layout(client.define(XML, vmi()))[1] == {"ua-gpu-near": (2, 0, 0)}
         shutil.rmtree(tree)
         for annotations in (None, {"policy": "best-effort"}, {"policy": "none"}):
             assert client.define(XML, vmi(annotations)) == XML.encode()
@@ -219,7 +219,7 @@ def test_a_host_that_cannot_be_read(tmp_path: Path) -> None:
         assert hook.records("OnDefineDomain")[-1]["level"] == "info"
         # and when the host is back, so is the placement
         sidecar.sysfs(tree, {0: "0-7"}, {NEAR: 0})
-        assert sidecar.layout(client.define(XML, vmi()))[1] == {"ua-gpu-near": (2, 0, 0)}
+        assert domains.layout(client.define(XML, vmi()))[1] == {"ua-gpu-near": (2, 0, 0)}
 
 
 def test_one_function_that_cannot_be_read_is_that_functions_fault_alone(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_one_function_that_cannot_be_read_is_that_functions_fault_alone(tmp_path
     node.mkdir()  # even root cannot read a directory
     with sidecar.running("--sysfs", tree) as hook, Client(hook.socket) as client:
         answer = client.define(ONE_DOES_NOT_FIT, vmi())
-        assert sidecar.layout(answer)[1] == {"ua-gpu-near": (2, 0, 0), "ua-gpu-unknown": None}
+        assert domains.layout(answer)[1] == {"ua-gpu-near": (2, 0, 0), "ua-gpu-unknown": None}
         record = hook.records("OnDefineDomain")[-1]
         assert record["level"] == "warning"
         assert [finding["device"] for finding in record["findings"]] == [UNKNOWN]
@@ -310,7 +310,7 @@ def wild(abused: Sidecar) -> Iterator[Sidecar]:
 def still_serves(hook: Sidecar) -> None:
     with Client(hook.socket) as client:
         assert client.info(timeout=5).name == "pcinuma"
-        assert sidecar.layout(client.define(XML, vmi()))[1] == {"ua-gpu-near": (2, 0, 0)}
+        assert domains.layout(client.define(XML, vmi()))[1] == {"ua-gpu-near": (2, 0, 0)}
 
 
 def send(hook: Sidecar, data: bytes) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from pcinuma.hook_server import new_socket_name
 from tests.conftest import ROOT
-from tests.support import sidecar
+from tests.support import domains, sidecar
 from tests.support.domains import domain, hostdev
 from tests.support.sidecar import Client, Sidecar, enveloped, refused, vmi
 
@@ -521,7 +521,7 @@ def test_calls_in_flight_are_finished(place: Path, slow: Path, how: str) -> None
         assert hook.process.poll() is None
         os.write(answering, b"0\n")
         os.close(answering)
-        assert sidecar.layout(call.result().domainXML)[1] == {"ua-gpu-slow": (2, 0, 0)}
+        assert domains.layout(call.result().domainXML)[1] == {"ua-gpu-slow": (2, 0, 0)}
         assert hook.process.wait(timeout=5) == 0
         assert time.monotonic() - started < 1
 
@@ -533,7 +533,7 @@ def test_a_call_that_hangs_holds_up_nobody_else(place: Path, slow: Path) -> None
         try:
             for one in (client, Client(hook.socket)):  # the same connection, and another
                 one.info(timeout=1)
-                assert sidecar.layout(one.define(QUICK_DOMAIN, vmi(), timeout=1))[1] == {"ua-gpu-quick": (2, 0, 0)}
+                assert domains.layout(one.define(QUICK_DOMAIN, vmi(), timeout=1))[1] == {"ua-gpu-quick": (2, 0, 0)}
             assert not any(call.done() for call in hanging)
             started = time.monotonic()
             hook.process.send_signal(signal.SIGTERM)

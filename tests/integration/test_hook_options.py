@@ -13,7 +13,7 @@ import pytest
 from lxml import etree
 
 from tests.conftest import ROOT
-from tests.support import sidecar
+from tests.support import domains, sidecar
 from tests.support.domains import domain, hostdev
 from tests.support.sidecar import Client, Sidecar, refused, vmi
 
@@ -75,7 +75,7 @@ def client(hook: Sidecar) -> Iterator[Client]:
 
 
 def devices(answer: bytes) -> dict[str, tuple[int, ...] | None]:
-    return sidecar.layout(answer)[1]
+    return domains.layout(answer)[1]
 
 
 def last(hook: Sidecar) -> dict[str, Any]:

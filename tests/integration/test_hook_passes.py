@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.conftest import ROOT
-from tests.support import kubevirt, sidecar
+from tests.support import domains, kubevirt, sidecar
 from tests.support.libvirt import define_and_dump
 from tests.support.sidecar import Client, Sidecar, vmi
 
@@ -135,8 +135,8 @@ def test_every_pass_has_one_layout(hook: Sidecar, version: str, plugin: bool) ->
     assert [has_placeholders(one.given) for one in passes] == [True] + [False] * (PASSES[version] - 1)
     assert has_placeholders(passes[0].answer)
     for number, one in enumerate(passes, start=1):
-        assert sidecar.layout(one.answer) == (CONTROLLERS, DEVICES), f"pass {number}"
-        assert sidecar.layout(one.defined) == (CONTROLLERS, DEVICES), f"libvirt after pass {number}"
+        assert domains.layout(one.answer) == (CONTROLLERS, DEVICES), f"pass {number}"
+        assert domains.layout(one.defined) == (CONTROLLERS, DEVICES), f"libvirt after pass {number}"
     records = [record for record in hook.records() if "devices" in record][-len(passes) :]
     for number, record in enumerate(records, start=1):
         found = {device["alias"]: (device["guestBDF"], device["cell"]) for device in record["devices"]}
@@ -150,8 +150,8 @@ def test_a_second_start_on_other_host_devices(hook: Sidecar, version: str) -> No
     first = play(hook, DOMAIN, version)
     second = play(hook, on_other_functions(DOMAIN), version)
     for one in second:
-        assert sidecar.layout(one.answer) == (OTHER_CONTROLLERS, OTHER_DEVICES)
-        assert sidecar.layout(one.defined) == (OTHER_CONTROLLERS, OTHER_DEVICES)
+        assert domains.layout(one.answer) == (OTHER_CONTROLLERS, OTHER_DEVICES)
+        assert domains.layout(one.defined) == (OTHER_CONTROLLERS, OTHER_DEVICES)
     assert [one.answer for one in play(hook, DOMAIN, version)] == [one.answer for one in first]
 
 
@@ -163,7 +163,7 @@ def test_the_next_start_gets_other_devices_under_the_set_that_libvirt_knows(hook
     given = kubevirt.through_structs(on_other_functions(before), version)
     with Client(hook.socket) as client:
         answer = client.define(given, VMI).decode()
-    controllers, devices = sidecar.layout(answer)
+    controllers, devices = domains.layout(answer)
     assert set(controllers) == set(OTHER_CONTROLLERS)
     expanders = {name: at[1:] for name, at in controllers.items() if "cell" in name}
     assert expanders == {"ua-pcinuma-cell1": (247, 1), "ua-pcinuma-cell0": (251, 0)}
@@ -177,7 +177,7 @@ def test_the_next_start_gets_other_devices_under_the_set_that_libvirt_knows(hook
         name: "ua-pcinuma-cell1" if index in (2, 3, 4) else "ua-pcinuma-cell0"
         for name, (index, _, _) in ((n, a) for n, a in OTHER_DEVICES.items() if a is not None)
     }
-    assert sidecar.layout(define_and_dump(answer)) == (controllers, devices)
+    assert domains.layout(define_and_dump(answer)) == (controllers, devices)
 
 
 @pytest.mark.parametrize("version", ["1.4", "1.9"])
@@ -185,11 +185,11 @@ def test_a_migration_target(hook: Sidecar, version: str) -> None:
     """It is asked for a domain of its own, and what it answers is thrown away; no later start may notice."""
     expected = [one.answer for one in play(hook, DOMAIN, version)]
     with Client(hook.socket) as client:
-        assert sidecar.layout(client.define(on_other_functions(DOMAIN), VMI)) == (OTHER_CONTROLLERS, OTHER_DEVICES)
+        assert domains.layout(client.define(on_other_functions(DOMAIN), VMI)) == (OTHER_CONTROLLERS, OTHER_DEVICES)
     assert hook.plugin_socket is not None
     with Client(hook.plugin_socket) as client:
         thrown_away = client.mutate(on_other_functions(DOMAIN), VMI, "MigrationTarget")
-        assert sidecar.layout(thrown_away) == (OTHER_CONTROLLERS, OTHER_DEVICES)
+        assert domains.layout(thrown_away) == (OTHER_CONTROLLERS, OTHER_DEVICES)
         # the source's own domain, which its start has placed
         assert client.mutate(expected[-1], VMI, "MigrationSource").decode() == expected[-1]
     assert [one.answer for one in play(hook, DOMAIN, version)] == expected

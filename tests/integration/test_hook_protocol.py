@@ -14,7 +14,7 @@ import grpc
 import pytest
 
 from tests.conftest import ROOT
-from tests.support import sidecar
+from tests.support import domains, sidecar
 from tests.support.domains import domain, hostdev
 from tests.support.sidecar import Client, Raw, Sidecar, enveloped, refused, vmi
 
@@ -68,7 +68,7 @@ def test_info(client: Client) -> None:
 def test_one_version_alone(version: str) -> None:
     with sidecar.running("--host", EXAMPLE / "host.json", "--version", version) as hook, Client(hook.socket) as client:
         assert list(client.info().versions) == [version]
-        assert sidecar.layout(client.define(DOMAIN, vmi(), version))[1] == DEVICES
+        assert domains.layout(client.define(DOMAIN, vmi(), version))[1] == DEVICES
 
 
 @pytest.mark.parametrize("version", ["v1alpha4", "v1", "", "V1ALPHA1", "v1alpha3\nx"])
@@ -88,7 +88,7 @@ def test_an_unknown_version(version: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_on_define_domain(client: Client, version: str) -> None:
     answer = client.define(DOMAIN, vmi(), version)
-    controllers, devices = sidecar.layout(answer)
+    controllers, devices = domains.layout(answer)
     assert devices == DEVICES
     assert controllers["ua-pcinuma-cell0"] == (1, 247, 0)
     assert controllers["ua-pcinuma-cell1"] == (6, 252, 1)
@@ -116,7 +116,7 @@ def test_shutdown_answers_before_it_ends() -> None:
 @pytest.mark.parametrize("context", ["Boot", "MigrationSource", "MigrationTarget"])
 def test_mutate_domain(plugin: Client, client: Client, context: str) -> None:
     answer = plugin.mutate(DOMAIN, vmi(), context)
-    assert sidecar.layout(answer)[1] == DEVICES
+    assert domains.layout(answer)[1] == DEVICES
     assert answer == client.define(DOMAIN, vmi())
 
 
@@ -188,7 +188,7 @@ def test_a_message_over_the_limit(client: Client) -> None:
     code, said = refused(lambda: client.define(large, vmi()))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "MiB" in said
-    assert sidecar.layout(client.define(DOMAIN, vmi()))[1] == DEVICES
+    assert domains.layout(client.define(DOMAIN, vmi()))[1] == DEVICES
 
 
 def test_many_calls_on_one_channel(client: Client) -> None:
@@ -207,7 +207,7 @@ def test_many_calls_at_once(client: Client) -> None:
     for number, call in calls.items():
         answer = call.result().domainXML
         assert f"<name>ml_train-{number}</name>".encode() in answer
-        assert sidecar.layout(answer)[1] == DEVICES
+        assert domains.layout(answer)[1] == DEVICES
 
 
 def test_many_clients_at_once(hook: Sidecar) -> None:
@@ -219,7 +219,7 @@ def test_many_clients_at_once(hook: Sidecar) -> None:
     with ThreadPoolExecutor(32) as pool:
         for name, answer in pool.map(one, range(96)):
             assert name in answer
-            assert sidecar.layout(answer)[1] == DEVICES
+            assert domains.layout(answer)[1] == DEVICES
 
 
 def test_a_client_that_cancels_while_its_call_runs(tmp_path: Path) -> None:
@@ -231,10 +231,10 @@ def test_a_client_that_cancels_while_its_call_runs(tmp_path: Path) -> None:
         answering = sidecar.someone_reads(tree, "0000:41:00.0")
         assert cancelled.cancel()
         assert refused(late.result)[0] is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert sidecar.layout(client.define(quick, vmi()))[1] == {"ua-gpu-quick": (2, 0, 0)}
+        assert domains.layout(client.define(quick, vmi()))[1] == {"ua-gpu-quick": (2, 0, 0)}
         os.close(answering)  # their answers are ready now, and have nobody to go to
         hook.await_records("OnDefineDomain", 3)
-        assert sidecar.layout(client.define(quick, vmi()))[1] == {"ua-gpu-quick": (2, 0, 0)}
+        assert domains.layout(client.define(quick, vmi()))[1] == {"ua-gpu-quick": (2, 0, 0)}
         assert hook.end()[0] == 0
 
 
@@ -307,7 +307,7 @@ def test_the_bytes_of_on_define_domain(client: Client, version: str) -> None:
         ((number, xml),) = fields(client.raw(path, request))
         assert number == 1
         assert isinstance(xml, bytes)
-        assert sidecar.layout(xml)[1] == DEVICES
+        assert domains.layout(xml)[1] == DEVICES
     # the VMI is read from 2
     code, _ = refused(lambda: client.raw(path, field(1, DOMAIN) + field(2, vmi({"policy": "sometimes"}))))
     assert code is grpc.StatusCode.INVALID_ARGUMENT
@@ -332,7 +332,7 @@ def test_the_bytes_of_mutate_domain(plugin: Client, hook: Sidecar) -> None:
     ((number, xml),) = fields(plugin.raw(path, field(1, b"libvirt") + rest))
     assert number == 1
     assert isinstance(xml, bytes)
-    assert sidecar.layout(xml)[1] == DEVICES
+    assert domains.layout(xml)[1] == DEVICES
     assert "MigrationTarget" in hook.text().splitlines()[-1]
     assert refused(lambda: plugin.raw(path, field(1, b"xen") + rest))[0] is grpc.StatusCode.INVALID_ARGUMENT
     assert refused(lambda: plugin.raw(path, rest))[0] is grpc.StatusCode.INVALID_ARGUMENT

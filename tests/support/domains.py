@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from lxml import etree
+
 
 def hostdev(bdf: str, alias: str, address: str = "") -> str:
     """A passthrough function; ``address`` is a whole ``<address>`` element or nothing."""
@@ -52,3 +54,30 @@ def domain(
         f'\t<vcpu placement="static">{2 * len(cells)}</vcpu>\n'
         f"\t<numatune>\n{memnodes}\t</numatune>\n</domain>\n"
     )
+
+
+def layout(xml: str | bytes) -> tuple[dict[str, tuple[object, ...]], dict[str, tuple[int, ...] | None]]:
+    """Our controllers by alias, an expander as (index, busNr, cell), a port as (index, hotplug, bus, slot, function), a
+    switch's upstream port as (index, bus, slot, function); the passthrough devices' guest addresses by alias as (bus,
+    slot, function), None without one."""
+    root = etree.fromstring(xml.encode() if isinstance(xml, str) else xml)
+    controllers: dict[str, tuple[object, ...]] = {}
+    devices: dict[str, tuple[int, ...] | None] = {}
+    for element in root.iterfind("devices/*"):
+        alias, address = element.find("alias"), element.find("address")
+        name = alias.get("name", "") if alias is not None else ""
+        parts = ("bus", "slot", "function")
+        at = tuple(int(address.get(part, "0"), 0) for part in parts) if address is not None else None
+        if element.tag == "hostdev":
+            devices[name] = at
+        elif element.tag == "controller" and name.startswith("ua-pcinuma-"):
+            index, target = int(element.get("index", "-1")), element.find("target")
+            if element.get("model") == "pcie-switch-upstream-port":
+                controllers[name] = (index, *(at or ()))
+                continue
+            assert target is not None, name
+            if element.get("model") == "pcie-expander-bus":
+                controllers[name] = (index, int(target.get("busNr", "-1")), int(target.findtext("node", "-1")))
+            else:
+                controllers[name] = (index, target.get("hotplug"), *(at or ()))
+    return controllers, devices

@@ -26,7 +26,6 @@ import h2.connection
 import h2.events
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_tools import protoc
-from lxml import etree
 
 from tests.conftest import ROOT
 
@@ -421,26 +420,3 @@ def someone_reads(tree: Path, bdf: str, seconds: float = 10.0) -> int:
 
 
 # --- what it answers -------------------------------------------------------------------------------------------
-
-
-def layout(xml: str | bytes) -> tuple[dict[str, tuple[object, ...]], dict[str, tuple[int, ...] | None]]:
-    """Our controllers by alias, an expander as (index, busNr, cell), a port as (index, hotplug, bus, slot, function);
-    the passthrough devices' guest addresses by alias as (bus, slot, function), None without one."""
-    root = etree.fromstring(xml.encode() if isinstance(xml, str) else xml)
-    controllers: dict[str, tuple[object, ...]] = {}
-    devices: dict[str, tuple[int, ...] | None] = {}
-    for element in root.iterfind("devices/*"):
-        alias, address = element.find("alias"), element.find("address")
-        name = alias.get("name", "") if alias is not None else ""
-        parts = ("bus", "slot", "function")
-        at = tuple(int(address.get(part, "0"), 0) for part in parts) if address is not None else None
-        if element.tag == "hostdev":
-            devices[name] = at
-        elif element.tag == "controller" and name.startswith("ua-pcinuma-"):
-            index, target = int(element.get("index", "-1")), element.find("target")
-            assert target is not None, name
-            if element.get("model") == "pcie-expander-bus":
-                controllers[name] = (index, int(target.get("busNr", "-1")), int(target.findtext("node", "-1")))
-            else:
-                controllers[name] = (index, target.get("hotplug"), *(at or ()))
-    return controllers, devices
