@@ -147,6 +147,29 @@ def _check(parsed: argparse.Namespace) -> int:
     return 1 if any(finding.severity == "error" for finding in findings) else 0
 
 
+def _certs(parsed: argparse.Namespace) -> int:
+    import datetime
+
+    from pcinuma import certs, kube_api
+
+    namespace = parsed.namespace
+    if namespace is None:
+        path = os.path.join(parsed.service_account, "namespace")
+        namespace = read_file(path, 253).decode("utf-8", "replace").strip()
+    settings = certs.Settings(
+        namespace=namespace,
+        secret=parsed.secret,
+        service=parsed.service,
+        webhook=parsed.webhook,
+        days=parsed.days,
+        renew_before=parsed.renew_before,
+    )
+    api = kube_api.Api(parsed.api, parsed.service_account)
+    done = certs.ensure(api, settings, datetime.datetime.now(datetime.UTC))
+    write_stdout(f"{done}\n".encode())
+    return 0
+
+
 def _snapshot(parsed: argparse.Namespace) -> int:
     from pcinuma import discover, host_file
 
@@ -361,6 +384,15 @@ example, and in the guest NCCL_TOPO_FILE=/etc/nccl-topo.xml:
   pcinuma nccl-topo domain.xml --host host.json -o nccl-topo.xml
 """
 
+_CERTS = """\
+Keeps the webhook's serving certificate, for clusters without cert-manager: makes one with an authority of its own
+when there is none or the old one nears its end, puts it into the Secret, and the authority into the
+MutatingWebhookConfiguration. Both objects must be there. Runs in a pod, with its service account; safe at any time.
+
+example, as the Job of manifests/overlays/self-signed runs it:
+  pcinuma certs
+"""
+
 _CHECK = """\
 Holds a domain XML of any origin against the rules of libvirt, QEMU and firmware, and says which devices the
 guest will see without a node or on a foreign one. Changes nothing. Exit status 1 when a finding is an error.
@@ -460,6 +492,24 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="write node, findings and proposal as JSON")
     doctor.add_argument("-q", dest="quiet", action="store_true", help="write errors and warnings only")
     doctor.add_argument("-o", dest="output", metavar="FILE", help="where the result goes (default: standard output)")
+    certs = command("certs", _certs, "keep the webhook's serving certificate", _CERTS)
+    certs.add_argument("--namespace", metavar="NAME", help="of Secret and Service (default: the pod's own)")
+    certs.add_argument("--secret", metavar="NAME", default="pcinuma-webhook-tls", help="(default: pcinuma-webhook-tls)")
+    certs.add_argument("--service", metavar="NAME", default="pcinuma-webhook", help="(default: pcinuma-webhook)")
+    certs.add_argument(
+        "--webhook", metavar="NAME", default="pcinuma", help="the MutatingWebhookConfiguration (default: pcinuma)"
+    )
+    certs.add_argument("--days", metavar="N", type=int, default=90, help="how long a certificate lasts (default: 90)")
+    certs.add_argument(
+        "--renew-before", metavar="N", type=int, default=30, help="days before its end to renew it (default: 30)"
+    )
+    certs.add_argument("--api", metavar="URL", help="the API server (default: the pod's cluster)")
+    certs.add_argument(
+        "--service-account",
+        metavar="DIR",
+        default="/var/run/secrets/kubernetes.io/serviceaccount",
+        help="folder with token, ca.crt and namespace (default: the pod's)",
+    )
     snapshot = command("snapshot", _snapshot, "record this host's topology as one JSON file", _SNAPSHOT)
     hook = command("hook", _hook, "serve the KubeVirt hook sidecar on a unix socket", _HOOK)
     hook.add_argument("--socket", metavar="PATH", help="the socket (default: a new name in /var/run/kubevirt-hooks)")
