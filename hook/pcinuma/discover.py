@@ -174,7 +174,12 @@ class LiveTree:
 
         self._devices = pyudev.Devices
         self._not_found: type[Exception] = pyudev.DeviceNotFoundError
-        self._context = pyudev.Context()
+        try:
+            self._context = pyudev.Context()
+        except (ImportError, OSError):  # pyudev looks for the library only now
+            raise HostUnreadable(
+                "libudev is not installed", hint="install it (Debian: libudev1), or give --sysfs /sys"
+            ) from None
         self._known: dict[str, pyudev.Device] = {}
 
     def function_path(self, address: PciAddress) -> str | None:
