@@ -66,6 +66,8 @@ class _Read:
         numa = find(document.root, "cpu", "numa")
         cells = list(children(numa, "cell")) if numa is not None else []
         self.cells = {int(attribute(cell, "id") or position) for position, cell in enumerate(cells)}
+        machine = attribute(find(document.root, "os", "type"), "machine") or ""
+        self.is_pcie = "q35" in machine or machine.startswith("virt")
         self.ports_to_come = _ports_to_come(self)
 
     def root_of(self, part: Part) -> Part | None:
@@ -190,10 +192,17 @@ def _parents(read: _Read) -> Iterator[Finding]:
 
 def _expanders(read: _Read) -> Iterator[Finding]:
     for part in read.parts:
+        if part.model in ("pci-expander-bus", "pxb") and read.is_pcie:
+            yield _error(
+                "expander-model", f"{part.name} is for i440fx: on this machine libvirt takes {EXPANDER} only", part
+            )
         if part.model != EXPANDER:
             continue
         if part.node is None:
-            hint = "pcinuma transform places devices anew; KubeVirt before 1.8 drops the node between its passes"
+            hint = (
+                "pcinuma transform --addressed move places its devices anew; KubeVirt before 1.8 drops the node between"
+                " its passes"
+            )
             if part.ours:
                 yield _error("expander-node", f"{part.name} names no cell", part, hint)
             else:

@@ -10,6 +10,7 @@ from pcinuma.domain_xml import load
 from pcinuma.errors import HostUnreadable
 from pcinuma.guest_view import guest_view
 from pcinuma.model import Domain, Finding, HostQuery, HostTopology, Options, Placement
+from pcinuma.options import CHOICES
 from pcinuma.parse import parse
 from pcinuma.pci_tree import expander_above
 from pcinuma.plan import SWITCH_LINK_SPEED, host_query, plan
@@ -51,9 +52,11 @@ def check(
         if host is not None:
             sources = {p.device.element: p.source for p in made.placements if p.source is not None}
             found += guest_view(domain, host, sources)
-        if made.drop:
+        # whatever grouping the set was made with
+        if all(plan(domain, host, replace(as_it_stands, group_by=group)).drop for group in CHOICES["group-by"]):
             names = ", ".join(str(controller.alias) for controller in made.drop)
-            found.append(Finding("stale-set", "warning", f"controllers of an earlier placement do not fit: {names}"))
+            message = f"controllers of an earlier placement do not fit: {names}"
+            found.append(Finding("stale-set", "warning", message, None, "pcinuma transform replaces them"))
     order = {"error": 0, "warning": 1, "info": 2}
     return sorted(found, key=lambda finding: order[finding.severity])
 

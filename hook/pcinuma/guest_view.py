@@ -95,7 +95,7 @@ def _expanders(domain: Domain, sources: Mapping[int, PciAddress]) -> Iterator[Fi
         for (_, source), (_, following) in itertools.pairwise(row):
             if following < source:
                 message = f"the guest numbers {source} before {following}: devices are not in the host's order"
-                hint = "GPU numbers differ between host and guest; pcinuma transform keeps the order"
+                hint = "take their addresses and expanders out, and pcinuma transform places them in the host's order"
                 yield Finding("reversed-order", "warning", message, None, hint)
                 return
 

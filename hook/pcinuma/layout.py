@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pcinuma.model import (
     ALIAS_PREFIX,
     MAX_BUS,
     MAX_SLOT,
     Attachment,
-    Domain,
-    PciController,
     PlannedExpander,
     PlannedPort,
     PortModel,
@@ -27,7 +25,7 @@ def lay_out(groups: Sequence[Group], around: Surroundings, taken: frozenset[str]
     Groups ascend by their lowest host BDF, devices by host BDF; indexes follow from the highest in use + 1; bus
     numbers ascend, the last block ends at 255 or below another expander's block.
     """
-    first = _first_bus(sum(group.buses for group in groups), around)
+    first = first_bus(groups, around)
     assert first is not None  # else there is a misfit
     names = _Names(taken)
     index, bus_nr = around.highest_index + 1, first
@@ -47,62 +45,11 @@ def misfit(groups: Sequence[Group], around: Surroundings) -> tuple[str, str] | N
     if slots > MAX_SLOT + 1:
         return "root-bus-slots", f"the guest would need {slots} slots on bus 0, which has {MAX_SLOT + 1}"
     ours = sum(group.buses for group in groups)
-    if _first_bus(ours, around) is None or around.highest_index + ours > MAX_BUS:
+    if first_bus(groups, around) is None or around.highest_index + ours > MAX_BUS:
         others = sum(count for _, count in around.blocks) + AUTOMATIC_BUSES * around.automatic
         needed = around.root_buses + others + ours
         return "bus-numbers", f"the guest would need {needed} PCI bus numbers of {MAX_BUS + 1}"
     return None
-
-
-def reuse(
-    wanted: tuple[PlannedExpander, ...], domain: Domain
-) -> tuple[tuple[PlannedExpander, ...], tuple[PciController, ...]]:
-    """``wanted`` on the controllers of ours that the domain has already, and those of them that must go.
-
-    A set that has the same shape (the same expanders with the same ports for the same devices) keeps its indexes,
-    whatever KubeVirt dropped of it; any other set of ours is stale and goes as a whole.
-    """
-    ours = [controller for controller in domain.controllers if controller.is_ours]
-    ours.sort(key=lambda controller: (controller.index is None, controller.index, controller.element))
-    wanted_aliases = [
-        name for expander in wanted for name in (expander.alias, *(port.alias for port in expander.ports))
-    ]
-    if [controller.alias for controller in ours] != wanted_aliases or not _well_shaped(wanted, ours, domain):
-        return wanted, tuple(ours)
-    index_of = {planned: own.index or 0 for planned, own in zip(_indexes(wanted), ours, strict=True)}
-    kept = iter(ours)
-    expanders = []
-    for expander in wanted:
-        own = next(kept)
-        ports = []
-        for port in expander.ports:
-            existing = next(kept)
-            ports.append(replace(port, index=existing.index or 0, parent=index_of[port.parent], existing=existing))
-        expanders.append(replace(expander, index=own.index or 0, existing=own, ports=tuple(ports)))
-    return tuple(expanders), ()
-
-
-def _indexes(expanders: Sequence[PlannedExpander]) -> list[int]:
-    return [index for expander in expanders for index in (expander.index, *(port.index for port in expander.ports))]
-
-
-def _well_shaped(wanted: tuple[PlannedExpander, ...], ours: list[PciController], domain: Domain) -> bool:
-    """Whether our controllers have the models, and are on the parents, that those wanted have."""
-    if any(controller.index is None for controller in ours):
-        return False
-    number = {index: position for position, index in enumerate(_indexes(wanted))}
-    shape: list[tuple[str, int | None]] = []
-    for expander in wanted:
-        shape.append(("pcie-expander-bus", None))
-        shape += [(port.model, number[port.parent]) for port in expander.ports]
-    for controller, (model, parent) in zip(ours, shape, strict=True):
-        if controller.model != model:
-            return False
-        if parent is not None and (controller.address is None or controller.address.bus != ours[parent].index):
-            return False
-    indexes = {controller.index for controller in ours}
-    guests = [other.address for other in domain.others] + [c.address for c in domain.controllers if not c.is_ours]
-    return not any(address is not None and address.bus in indexes for address in guests)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +67,10 @@ class Group:
 
 
 def groups_of(candidates: Sequence[Candidate]) -> list[Group]:
-    """The candidates by group, groups by their lowest host BDF, ports by theirs."""
+    """The candidates by group, groups by their lowest host BDF, ports by theirs; what has one parent by its name, as
+    libvirt has its own order of devices."""
     groups: dict[str, list[Candidate]] = {}
-    for candidate in sorted(candidates, key=lambda c: (c.source, c.device.element)):
+    for candidate in sorted(candidates, key=lambda c: (c.source, c.device.source is None, c.device.label)):
         groups.setdefault(candidate.group, []).append(candidate)
     return [Group(name, members[0].cell, branches_of(_port_sets(members))) for name, members in groups.items()]
 
@@ -185,8 +133,9 @@ def _attach(member: Candidate, *, joined: bool) -> Attachment:
     return Attachment(member.device, function, multifunction=joined and function == 0)
 
 
-def _first_bus(total: int, around: Surroundings) -> int | None:
-    """The first bus number of ``total`` in a row, as high as they fit, or None."""
+def first_bus(groups: Sequence[Group], around: Surroundings) -> int | None:
+    """The first of the bus numbers that the groups take in a row, as high as they fit, or None."""
+    total = sum(group.buses for group in groups)
     for top in sorted({MAX_BUS, *(first - 1 for first, _ in around.blocks)}, reverse=True):
         start = top - total + 1
         if any(first <= top and start < first + count for first, count in around.blocks):

@@ -198,7 +198,9 @@ def judged(
         message = f"{said}: <maxphysaddr> is set to {enough} bits"
         findings.append(Finding("mmio-window", "info", message))
         return findings, enough
-    hint = f'--mmio apply sets <maxphysaddr mode="emulate" bits="{enough}"/>; or use the CPU model host-passthrough'
+    hint = f'--mmio apply (annotation pcinuma.vm.kubevirt.io/mmio) sets <maxphysaddr mode="emulate" bits="{enough}"/>'
+    if domain.cpu.mode != "host-passthrough":
+        hint += "; or use the CPU model host-passthrough"
     findings.append(Finding("mmio-window", "warning", f"{said}: the guest will lose BARs", None, hint))
     return findings, None
 
@@ -228,7 +230,7 @@ def _said(wanted: Need, bits: int, domain: Domain) -> str:
 
 
 def _shown(size: int) -> str:
-    for unit, name in ((1 << 40, "TiB"), (GIB, "GiB"), (MIB, "MiB")):
+    for unit, name in ((1 << 60, "EiB"), (1 << 50, "PiB"), (1 << 40, "TiB"), (GIB, "GiB"), (MIB, "MiB")):
         if size >= unit:
             return f"{size / unit:.4g} {name}"
     return f"{size} bytes"

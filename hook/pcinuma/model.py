@@ -216,6 +216,8 @@ class Domain:
     is_uefi: bool = False
     memory: int = 0
     """Bytes of memory that the guest has or may come to have."""
+    cliques: Mapping[str, int] = field(default_factory=dict)
+    """GPUDirect cliques that the domain sets already, by the alias of the device."""
 
     @property
     def takes_expanders(self) -> bool:

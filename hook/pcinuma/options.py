@@ -50,6 +50,7 @@ def checked(name: str, value: object, where: str, choices: Mapping[str, tuple[st
     allowed = choices[name]
     if not isinstance(value, str) or value not in allowed:
         shown = repr(value)[:80] if isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
+        shown = "empty" if value is None else shown
         raise BadOption(f"{name} cannot be {shown}", where=where, hint=f"one of: {', '.join(allowed)}")
     return value
 

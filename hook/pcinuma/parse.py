@@ -10,9 +10,10 @@ import re
 from dataclasses import replace
 from functools import lru_cache
 
-from pcinuma.domain_xml import Document, Element, attribute, children, find, tag_of, text_of
+from pcinuma.domain_xml import QEMU, Document, Element, attribute, children, find, tag_of, text_of
 from pcinuma.errors import BadInput
 from pcinuma.model import (
+    CLIQUE_PROPERTY,
     MAX_BUS,
     MAX_FUNCTION,
     MAX_SLOT,
@@ -29,6 +30,7 @@ from pcinuma.model import (
 
 _NUMBER = re.compile(r"[ \t\r\n]*\+?(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)\Z")
 _DECIMAL = re.compile(r"[ \t\r\n]*\+?([0-9]+)\Z")
+_UNIT = re.compile(r"(?:b|bytes?|(?P<size>[kmgtpe])(?P<tail>i?b)?)\Z", re.IGNORECASE)
 _UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}\Z")
 
 _BUS_OF_ITS_OWN = frozenset(("fdc", "ccid", "isa", "xenbus"))
@@ -80,7 +82,8 @@ def parse(document: Document) -> Domain:
         aliases=_aliases(devices_element),
         cpu=_cpu(document),
         is_uefi=_is_uefi(root),
-        memory=max(_bytes(document, name) for name in ("memory", "maxMemory")),
+        memory=_memory(root),
+        cliques=_cliques(root),
     )
 
 
@@ -125,6 +128,8 @@ def _number_set(text: str, what: str, where: str) -> CpuSet:
 def _cpu(document: Document) -> GuestCpu:
     cpu = find(document.root, "cpu")
     given = find(cpu, "maxphysaddr")
+    if attribute(given, "mode") == "emulate" and not attribute(given, "bits") and given is not None:
+        raise BadInput("maxphysaddr's mode is emulate, and there are no bits", where=document.line(given))
     threads, *more = (_count(find(cpu, "topology"), name) for name in ("threads", "cores", "clusters", "dies"))
     return GuestCpu(
         mode=attribute(cpu, "mode"),
@@ -156,17 +161,40 @@ def _is_uefi(root: Element) -> bool:
     return attribute(os_element, "firmware") == "efi" or attribute(loader, "type") == "pflash"
 
 
-_UNITS = {"b": 1, "bytes": 1, "KB": 1000, "k": 1024, "KiB": 1024, "MB": 1000**2, "M": 1024**2, "MiB": 1024**2}
-_UNITS |= {"GB": 1000**3, "G": 1024**3, "GiB": 1024**3, "TB": 1000**4, "T": 1024**4, "TiB": 1024**4}
+def _memory(root: Element) -> int:
+    """The most memory that the guest has or may come to have. libvirt takes the sum of the cells for ``<memory>``."""
+    numa = find(root, "cpu", "numa")
+    cells = children(numa, "cell") if numa is not None else ()
+    in_cells = sum(_bytes(attribute(cell, "memory"), attribute(cell, "unit")) for cell in cells)
+    written = (find(root, name) for name in ("memory", "maxMemory"))
+    return max(in_cells, *(_bytes(text_of(element), attribute(element, "unit")) for element in written))
 
 
-def _bytes(document: Document, tag: str) -> int:
-    """A memory size with its unit, KiB where none is written (libvirt formatdomain, Memory Allocation); 0 where the
-    domain has none, or writes one that we cannot read, since libvirt will say that."""
-    element = find(document.root, tag)
-    match = _DECIMAL.match(text_of(element))
-    unit = _UNITS.get(attribute(element, "unit") or "KiB", 0)
-    return int(match[1]) * unit if match and len(match[1]) <= 20 else 0
+def _bytes(text: str | None, unit: str | None) -> int:
+    """A size with its unit as libvirt reads it: KiB where none is written, in any case (virstring virScaleInteger).
+
+    0 for what it would not take, since libvirt will say that.
+    """
+    match, scale = _DECIMAL.match(text or ""), _UNIT.match(unit or "KiB")
+    if match is None or scale is None or len(match[1]) > 20:
+        return 0
+    base = 1000 if (scale["tail"] or "").lower() == "b" else 1024
+    power = " kmgtpe".index(scale["size"].lower()) if scale["size"] else 0
+    return int(match[1]) * int(base**power)
+
+
+def _cliques(root: Element) -> dict[str, int]:
+    """The numbers that ``qemu:override`` sets; what is none is QEMU's to say."""
+    override = find(root, QEMU + "override")
+    found: dict[str, int] = {}
+    for device in children(override, QEMU + "device") if override is not None else ():
+        alias = attribute(device, "alias")
+        for frontend in children(device, QEMU + "frontend"):
+            for said in children(frontend, QEMU + "property"):
+                value = attribute(said, "value") or ""
+                if alias and attribute(said, "name") == CLIQUE_PROPERTY and re.fullmatch("[0-9]{1,2}", value):
+                    found[alias] = int(value)
+    return found
 
 
 # --- cells, pinning --------------------------------------------------------------------------------------------

@@ -34,8 +34,14 @@ class Surroundings:
     automatic: int
 
 
-def surroundings(domain: Domain, placed: Iterable[Device], detached: Iterable[Device] = ()) -> Surroundings:
-    """What stays of the domain when the devices in ``placed`` and our controllers are taken away."""
+def surroundings(
+    domain: Domain, placed: Iterable[Device], detached: Iterable[Device] = (), *, ours_stay: bool = False
+) -> Surroundings:
+    """What stays of the domain when the devices in ``placed`` and our controllers are taken away.
+
+    libvirt fills every index that is left out below another with a root port. Those of our controllers are left out
+    when they go, and not when ``ours_stay``.
+    """
     gone = {device.element for device in placed}
     loose = {device.element for device in detached}
     staying = [device for device in domain.devices if device.element not in gone]
@@ -56,13 +62,16 @@ def surroundings(domain: Domain, placed: Iterable[Device], detached: Iterable[De
     indexes = {controller.index for controller in foreign}
     gaps = sum(index not in indexes for index in range(1, highest + 1))
     ports = sum(c.model == "pcie-root-port" and c.address is None for c in foreign)
+    own = (
+        sum(c.index is not None and 0 < c.index < highest for c in domain.controllers if c.is_ours) if ours_stay else 0
+    )
     slots = {0, CHIPSET_SLOT} | {address.slot for address in addresses if address is not None and address.bus == 0}
     automatic = sum(controller.address is None for controller in roots.values())
     return Surroundings(
         highest_index=highest,
-        root_buses=1 + highest - under + unaddressed + SPARE_PORTS,
+        root_buses=1 + highest - under - own + unaddressed + SPARE_PORTS,
         # libvirt puts eight of its root ports into a slot
-        root_slots=len(slots) + automatic + -(-(ports + gaps + unaddressed + IMPLIED_DEVICES) // 8),
+        root_slots=len(slots) + automatic + -(-(ports + gaps - own + unaddressed + IMPLIED_DEVICES) // 8),
         blocks=tuple(
             (controller.bus_nr, 1 + len(below[index]))
             for index, controller in roots.items()
@@ -81,6 +90,28 @@ def expander_above(controller: PciController, controllers: Sequence[PciControlle
             return at
         at = by_index.get(at.address.bus) if at.address is not None and at.address.bus else None
     return None
+
+
+def crowded(domain: Domain) -> frozenset[int]:
+    """The elements of other hands' expanders with fewer bus numbers than ports below; without busNr libvirt leaves
+    room for one port."""
+    expanders = [c for c in domain.controllers if c.is_expander]
+    if all(expander.is_ours for expander in expanders):
+        return frozenset()
+    below: dict[int, int] = {expander.element: 0 for expander in expanders}
+    for controller in domain.controllers:
+        top = expander_above(controller, domain.controllers)
+        if top is not None and top is not controller:
+            below[top.element] += 1
+    found = set()
+    for expander in expanders:
+        others = [other.bus_nr for other in expanders if other is not expander and other.bus_nr is not None]
+        room = AUTOMATIC_BUSES
+        if expander.bus_nr is not None:
+            room = min((n for n in others if n >= expander.bus_nr), default=MAX_BUS + 1) - expander.bus_nr
+        if 1 + below[expander.element] > room and not expander.is_ours:
+            found.add(expander.element)
+    return frozenset(found)
 
 
 def predicted_bdf(address: PciAddress, domain: Domain) -> PciAddress | None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pcinuma.apply import apply
+from pcinuma.audit import audit
 from pcinuma.domain_xml import Document, load
 from pcinuma.errors import PcinumaError, PolicyNotMet, UnsafeResult
 from pcinuma.model import Domain, Finding, HostQuery, HostTopology, Options, Outcome, Plan, Report
@@ -41,6 +42,9 @@ def transform(
     query = host_query(domain, options)
     host = read_host(query) if query is not None else None
     made = plan(domain, host, options)
+    if host is not None and any(controller.is_expander and not controller.is_ours for controller in domain.controllers):
+        # expanders of another hand stay as they are, right or wrong
+        made = replace(made, findings=(*made.findings, *(f for f in audit(document) if f.severity == "error")))
     if made.refusal is not None:
         error = PolicyNotMet(made.refusal, where=where, hint=made.refusal_hint)
         return _result(xml, "refused", options, made, domain, error)

@@ -9,7 +9,6 @@ from pcinuma import mmio
 from pcinuma.clique import cliques
 from pcinuma.distances import host_distances
 from pcinuma.io_space import io_space
-from pcinuma.layout import groups_of, lay_out, misfit, reuse
 from pcinuma.mapping import CellMap, map_nodes, nearest_cell
 from pcinuma.model import (
     Device,
@@ -24,7 +23,8 @@ from pcinuma.model import (
     Plan,
     PlannedExpander,
 )
-from pcinuma.pci_tree import expander_above, predicted_bdf, surroundings
+from pcinuma.pci_tree import crowded, expander_above, predicted_bdf
+from pcinuma.seating import Seating, seat
 from pcinuma.switches import Candidate
 
 REFUSING = ("restricted", "single-numa-node")
@@ -77,10 +77,11 @@ def plan(domain: Domain, host: HostTopology | None, options: Options) -> Plan:
         ]
         placements = _with_addresses(placements, (), domain)
         return _judged(Plan(placements=tuple(placements), cell_nodes=cells.nodes_of), options, cells)
-    placements = [_place(device, domain, host, cells, options) for device in domain.devices]
+    without_room = crowded(domain)
+    placements = [_place(device, domain, host, cells, options, without_room) for device in domain.devices]
     placements = _holding_slots(placements, domain)
-    expanders, placements = _laid_out(domain, host, placements, options)
-    expanders, drop = reuse(expanders, domain)
+    seating, placements = _seated(domain, host, placements, options)
+    expanders, drop = seating.expanders, seating.drop
     placements = _with_addresses(placements, expanders, domain)
     on_port = {attached.device.element for e in expanders for port in e.ports for attached in port.attachments}
     detach = tuple(d for d in domain.devices if d.element not in on_port and _is_on_ours(d, domain))
@@ -97,7 +98,7 @@ def plan(domain: Domain, host: HostTopology | None, options: Options) -> Plan:
         findings += said
         made = replace(made, distances=distances)
     if options.gpudirect_clique == "by-switch":
-        chosen, said = cliques(host, placements)
+        chosen, said = cliques(domain, host, placements, apply=options.policy != "none")
         findings += said
         made = replace(made, cliques=chosen)
     return _judged(replace(made, findings=tuple(findings)), options, cells)
@@ -165,7 +166,14 @@ def _domain_problem(domain: Domain) -> tuple[str, str, str] | None:
 # --- one device ------------------------------------------------------------------------------------------------
 
 
-def _place(device: Device, domain: Domain, host: HostTopology, cells: CellMap, options: Options) -> Placement:
+def _place(
+    device: Device,
+    domain: Domain,
+    host: HostTopology,
+    cells: CellMap,
+    options: Options,
+    without_room: frozenset[int],
+) -> Placement:
     source = _source_of(device, host)
     if source is None or source not in host.functions:
         what = (
@@ -193,7 +201,7 @@ def _place(device: Device, domain: Domain, host: HostTopology, cells: CellMap, o
         if options.unmapped == "nearest":
             reason, hint = f"{reason}, and the host's distance table does not name a nearest one", ""
         return Placement(device, source, node, None, "left", code="node-unmapped", reason=reason, hint=hint, fits=False)
-    if (kept := _kept(device, source, node, cell, domain, options)) is not None:
+    if (kept := _kept(device, source, node, cell, domain, options, without_room)) is not None:
         return kept
     if approximate:
         reason = f"host node {node} belongs to no guest cell; cell {cell} is the nearest"
@@ -212,20 +220,30 @@ def _source_of(device: Device, host: HostTopology) -> PciAddress | None:
 
 
 def _kept(
-    device: Device, source: PciAddress, node: int, cell: int, domain: Domain, options: Options
+    device: Device,
+    source: PciAddress,
+    node: int,
+    cell: int,
+    domain: Domain,
+    options: Options,
+    without_room: frozenset[int],
 ) -> Placement | None:
-    """The placement of a device that keeps the guest address it has; None when it is free to go."""
+    """The placement of a device that keeps the guest address it has; None when it is free to go. ``without_room`` are
+    expanders, by element, below which the guest loses devices."""
     address = device.address
     if address is None or _is_on_ours(device, domain) or _came_after_ours(address, domain):
         return None
     at = next((controller for controller in domain.controllers if controller.index == address.bus), None)
     expander = expander_above(at, domain.controllers) if at is not None else None
-    if expander is not None and expander.node == cell:
+    lost = expander is not None and (at is expander or expander.element in without_room)
+    if expander is not None and expander.node == cell and not lost:
         reason = f"it is on cell {cell} already"
         return Placement(device, source, node, cell, "kept", code="already-placed", reason=reason)
     if options.addressed == "move":
         return None
-    if expander is not None and expander.node is not None:
+    if expander is not None and expander.node == cell:
+        code, reason = "no-bus", f"its address {address} is below expander {expander.index}, which has too few buses"
+    elif expander is not None and expander.node is not None:
         code, reason = "foreign-cell", f"its address {address} is on cell {expander.node}, not on cell {cell}"
     else:
         code, reason = "addressed", f"it has the guest address {address} already, not on cell {cell}"
@@ -272,30 +290,26 @@ def _holding_slots(placements: list[Placement], domain: Domain) -> list[Placemen
 # --- all of them -----------------------------------------------------------------------------------------------
 
 
-def _laid_out(
+def _seated(
     domain: Domain, host: HostTopology, placements: Sequence[Placement], options: Options
-) -> tuple[tuple[PlannedExpander, ...], list[Placement]]:
+) -> tuple[Seating, list[Placement]]:
+    """Where the placed devices sit, and the placements: left where there is no room for them."""
     candidates = [
         _candidate(p.device, p.cell, host.functions[p.source], options)
         for p in placements
         if p.kind in ("placed", "approximate") and p.cell is not None and p.source is not None
     ]
-    if not candidates:
-        return (), list(placements)
     going = {candidate.device.element for candidate in candidates}
-    detached = [d for d in domain.devices if d.element not in going and _is_on_ours(d, domain)]
-    around = surroundings(domain, (candidate.device for candidate in candidates), detached)
-    groups = groups_of(candidates)
-    if (problem := misfit(groups, around)) is None:
-        names = frozenset(c.alias for c in domain.controllers if c.has_our_alias and c.alias)
-        return lay_out(groups, around, domain.aliases - names), list(placements)
-    code, reason = problem
+    seating = seat(candidates, [d for d in domain.devices if d.element not in going and _is_on_ours(d, domain)], domain)
+    if seating.misfit is None:
+        return seating, list(placements)
+    code, reason = seating.misfit
     hint = "pass through fewer devices, or give the VM fewer other PCI devices"
     left = [
         replace(p, kind="left", code=code, reason=reason, hint=hint, fits=False) if p.device.element in going else p
         for p in placements
     ]
-    return (), left
+    return seating, left
 
 
 def _candidate(device: Device, cell: int, function: HostFunction, options: Options) -> Candidate:

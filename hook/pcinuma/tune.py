@@ -22,11 +22,13 @@ def _set_address_bits(document: Document, editor: Editor, bits: int) -> None:
     assert cpu is not None  # a domain with cells has <cpu>
     quote = editor.quote(document.ordinal(cpu))
     xml = f"<maxphysaddr mode={quote}emulate{quote} bits={quote}{bits}{quote}/>"
-    present = find(cpu, "maxphysaddr")
-    if present is not None:
-        editor.replace(document.ordinal(present), xml)
-    else:
+    present = [document.ordinal(element) for element in children(cpu, "maxphysaddr")]
+    if not present:
         editor.append(document.ordinal(cpu), xml)
+        return
+    editor.replace(present[0], xml)
+    for element in present[1:]:  # libvirt reads the first one
+        editor.remove(element)
 
 
 def _set_distances(document: Document, editor: Editor, plan: Plan) -> None:

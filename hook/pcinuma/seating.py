@@ -1,0 +1,102 @@
+"""On which controllers devices come to sit: on those of ours that the domain has already, or on new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pcinuma.layout import Group, first_bus, groups_of, lay_out, misfit
+from pcinuma.model import Device, Domain, PciController, PlannedExpander
+from pcinuma.pci_tree import surroundings
+from pcinuma.switches import Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Seating:
+    """The expanders, the controllers of ours that must go, and why there is no room, as a finding's code and the
+    reason: then there are no expanders."""
+
+    expanders: tuple[PlannedExpander, ...] = ()
+    drop: tuple[PciController, ...] = ()
+    misfit: tuple[str, str] | None = None
+
+
+def seat(candidates: Sequence[Candidate], detached: Sequence[Device], domain: Domain) -> Seating:
+    """Where the candidates go; ``detached`` are devices on a set of ours that lose their place there.
+
+    A set that has the same shape (the same expanders with the same ports for the same devices) keeps its indexes,
+    whatever KubeVirt dropped of it; any other set of ours is stale and goes as a whole.
+    """
+    ours = [controller for controller in domain.controllers if controller.is_ours]
+    if not candidates:
+        return Seating(drop=tuple(ours))
+    groups = groups_of(candidates)
+    placed = [candidate.device for candidate in candidates]
+    taken = domain.aliases - {controller.alias for controller in ours if controller.has_our_alias and controller.alias}
+    if ours and (kept := _kept(groups, ours, placed, detached, domain, taken)) is not None:
+        return Seating(kept)
+    around = surroundings(domain, placed, detached)
+    if (problem := misfit(groups, around)) is not None:
+        return Seating((), tuple(ours), problem)
+    return Seating(lay_out(groups, around, taken), tuple(ours))
+
+
+def _kept(
+    groups: Sequence[Group],
+    ours: list[PciController],
+    placed: Sequence[Device],
+    detached: Sequence[Device],
+    domain: Domain,
+    taken: frozenset[str],
+) -> tuple[PlannedExpander, ...] | None:
+    """The groups on the set that is there. It has its indexes and its slots; its bus numbers must still be free."""
+    around = surroundings(domain, placed, detached, ours_stay=True)
+    if first_bus(groups, around) is None:
+        return None
+    return _reused(lay_out(groups, around, taken), ours, domain)
+
+
+def _reused(
+    wanted: tuple[PlannedExpander, ...], ours: list[PciController], domain: Domain
+) -> tuple[PlannedExpander, ...] | None:
+    """``wanted`` on the controllers of ours that the domain has; None when they are not the same."""
+    ours = sorted(ours, key=lambda controller: (controller.index is None, controller.index, controller.element))
+    wanted_aliases = [
+        name for expander in wanted for name in (expander.alias, *(port.alias for port in expander.ports))
+    ]
+    if [controller.alias for controller in ours] != wanted_aliases or not _well_shaped(wanted, ours, domain):
+        return None
+    index_of = {planned: own.index or 0 for planned, own in zip(_indexes(wanted), ours, strict=True)}
+    kept = iter(ours)
+    expanders = []
+    for expander in wanted:
+        own = next(kept)
+        ports = []
+        for port in expander.ports:
+            existing = next(kept)
+            ports.append(replace(port, index=existing.index or 0, parent=index_of[port.parent], existing=existing))
+        expanders.append(replace(expander, index=own.index or 0, existing=own, ports=tuple(ports)))
+    return tuple(expanders)
+
+
+def _indexes(expanders: Sequence[PlannedExpander]) -> list[int]:
+    return [index for expander in expanders for index in (expander.index, *(port.index for port in expander.ports))]
+
+
+def _well_shaped(wanted: tuple[PlannedExpander, ...], ours: list[PciController], domain: Domain) -> bool:
+    """Whether our controllers have the models, and are on the parents, that those wanted have."""
+    if any(controller.index is None for controller in ours):
+        return False
+    number = {index: position for position, index in enumerate(_indexes(wanted))}
+    shape: list[tuple[str, int | None]] = []
+    for expander in wanted:
+        shape.append(("pcie-expander-bus", None))
+        shape += [(port.model, number[port.parent]) for port in expander.ports]
+    for controller, (model, parent) in zip(ours, shape, strict=True):
+        if controller.model != model:
+            return False
+        if parent is not None and (controller.address is None or controller.address.bus != ours[parent].index):
+            return False
+    indexes = {controller.index for controller in ours}
+    guests = [other.address for other in domain.others] + [c.address for c in domain.controllers if not c.is_ours]
+    return not any(address is not None and address.bus in indexes for address in guests)
