@@ -12,7 +12,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -131,9 +131,8 @@ def info_request() -> str:
 
 
 @contextlib.contextmanager
-def watched(folder: Path, last: str) -> Iterator[list[dict[str, str]]]:
-    """Every name that comes up in the folder within the block until ``last`` does, with what came of dialling it."""
-    found: list[dict[str, str]] = []
+def watched(folder: Path, last: str) -> Iterator[Callable[[], dict[str, str]]]:
+    """What tells, once ``last`` has come up in the folder, every name that did, with what came of dialling it."""
     command = [sys.executable, "-c", WATCHER, str(folder), last, str(QEMU)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watcher:
         assert watcher.stdin is not None
@@ -141,8 +140,13 @@ def watched(folder: Path, last: str) -> Iterator[list[dict[str, str]]]:
         watcher.stdin.write(info_request())
         watcher.stdin.close()
         assert watcher.stdout.readline() == "watching\n"
-        yield found
-        found.append(json.loads(watcher.stdout.readline()))
+        said = watcher.stdout
+
+        def outcome() -> dict[str, str]:
+            found: dict[str, str] = json.loads(said.readline())
+            return found
+
+        yield outcome
 
 
 @pytest.mark.parametrize("stale", [False, True], ids=["first", "again"])
@@ -156,8 +160,7 @@ def test_the_socket_appears_when_calls_are_answered_and_no_other_does(place: Pat
     slowly = {"PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"}
     with watched(place, name) as seen, sidecar.running(*HOST, at=place, wait=False, environment=slowly) as hook:
         dial_until_it_is_taken(hook)
-        time.sleep(0.2)  # time for the watcher's call
-    assert seen == [{name: "answered"}]
+        assert seen() == {name: "answered"}
 
 
 def pass_until(path: Path) -> None:
