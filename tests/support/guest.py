@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support import libvirt
-from tests.support.stand_in import Expected, GuestFailed, Route, StandIn, stand_in_domain
+from tests.support.stand_in import Expected, GuestFailed, Route, StandIn, root_of, stand_in_domain
 
 _POLL_SECONDS = 0.05
 _TAIL_LINES = 25
@@ -25,7 +25,6 @@ _SEABIOS_BUS = "pci_bios_init_bus_rec bus = "
 _MOST_SEABIOS_BUSES = 1000
 # An assertion that QEMU 10.0's emulation fails now and then, whatever the guest.
 _QEMU_BUG = "iotlb_to_section"
-_BUSYBOX = Path("/bin/busybox")
 
 # Each line of the report is a word and its values, separated by tabs. The loops use shell builtins alone: to start a
 # process is what takes time under emulation.
@@ -150,8 +149,8 @@ def boot(xml: str, *, firmware: str | None = None, timeout: float = 150, stand_i
 def _boot_once(xml: str, ovmf: bool, timeout: float, stand_in: StandIn | None) -> GuestView:
     with tempfile.TemporaryDirectory(prefix="pcinuma-guest-") as folder:
         scratch = Path(folder)
-        (scratch / "initramfs").write_bytes(_initramfs())
         domain, expected = stand_in_domain(xml, scratch, ovmf, stand_in)
+        (scratch / "initramfs").write_bytes(_initramfs(domain.find("os/type").get("arch")))  # type: ignore[union-attr]
         started = time.monotonic()
         with libvirt.running(domain, timeout=timeout) as guest:
             report = _await_report(guest, scratch, timeout)
@@ -164,14 +163,17 @@ def _boot_once(xml: str, ovmf: bool, timeout: float, stand_in: StandIn | None) -
 
 
 @functools.cache
-def _initramfs() -> bytes:
+def _initramfs(arch: str) -> bytes:
     """A cpio archive (`newc`) with busybox and the script that makes the report."""
-    if not _BUSYBOX.exists():
-        raise GuestFailed("no /bin/busybox (Debian: busybox-static)")
+    root = root_of(arch)
+    found = [root / place for place in ("bin/busybox", "usr/bin/busybox")] if root is not None else []
+    busybox = next((path for path in found if path.exists()), None)
+    if busybox is None:
+        raise GuestFailed(f"no busybox for {arch} (Debian: busybox-static)")
     folders = [(name, 0o040755, b"", 0) for name in ("bin", "dev", "proc", "sys")]
     files = [
         ("dev/console", 0o020600, b"", 5),
-        ("bin/busybox", 0o100755, _BUSYBOX.read_bytes(), 0),
+        ("bin/busybox", 0o100755, busybox.read_bytes(), 0),
         ("init", 0o100755, _INIT.encode(), 0),
         ("TRAILER!!!", 0, b"", 0),
     ]

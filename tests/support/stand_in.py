@@ -5,6 +5,7 @@
 
 import copy
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,11 +24,11 @@ _LONE_NODE_MIB = 192
 _MOST_VCPUS = 4
 _OVMF_FOLDER = Path("/usr/share/OVMF")
 _OVMF_PAIRS = (("OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"), ("OVMF_CODE.fd", "OVMF_VARS.fd"))
-_KERNELS = ("vmlinuz-*-cloud-amd64", "vmlinuz-*")
+_AAVMF = (Path("/usr/share/AAVMF/AAVMF_CODE.fd"), Path("/usr/share/AAVMF/AAVMF_VARS.fd"))
+_KERNELS = ("vmlinuz-*-cloud-*", "vmlinuz-*")
+_CONSOLES = {"x86_64": "ttyS0", "aarch64": "ttyAMA0"}
 # The port driver (hotplug, AER, PME) starts after the buses are scanned, and takes a quarter of the time.
-_KERNEL_ARGUMENTS = (
-    "console=ttyS0 quiet rdinit=/init panic=-1 nokaslr mitigations=off initcall_blacklist=pcie_portdrv_init"
-)
+_KERNEL_ARGUMENTS = "quiet rdinit=/init panic=-1 nokaslr mitigations=off initcall_blacklist=pcie_portdrv_init"
 
 
 class GuestFailed(Exception):
@@ -88,13 +89,14 @@ def stand_in_domain(
     source = libvirt.parse_domain(libvirt.define_and_dump(libvirt.dump_xml(given)))
     _name_others(source)
     os_type = source.find("os/type")
-    if os_type is None or os_type.get("arch") != "x86_64":
-        raise GuestFailed("only x86_64 domains can be booted here")
+    arch = os_type.get("arch", "") if os_type is not None else ""
+    if os_type is None or arch not in _CONSOLES:
+        raise GuestFailed("only x86_64 and aarch64 domains can be booted here")
 
     domain = etree.Element("domain", {"type": "qemu"}, nsmap={"qemu": _QEMU})
     _add(domain, "name", text=libvirt.unique_domain_name())
     domain.append(_operating_system(os_type, scratch, ovmf))
-    domain.extend(_processors_and_memory(source, ovmf))
+    domain.extend(_processors_and_memory(source, ovmf, arch))
     _add(_add(domain, "features"), "acpi")
     # A panicking kernel reboots, and that must be the domain's end.
     _add(domain, "on_reboot", text="destroy")
@@ -117,8 +119,9 @@ def stand_in_domain(
             route = _route(_pci_address(device), controllers)
             expected.append(Expected(_alias(device), _is_passthrough(device), route))
     _add(_add(devices, "serial", type="file"), "source", path=str(scratch / "console"))
-    arguments += ["-chardev", f"file,id=firmware,path={scratch / 'firmware'}"]
-    arguments += ["-device", "isa-debugcon,iobase=0x402,chardev=firmware"]
+    if arch == "x86_64":
+        arguments += ["-chardev", f"file,id=firmware,path={scratch / 'firmware'}"]
+        arguments += ["-device", "isa-debugcon,iobase=0x402,chardev=firmware"]
     domain.append(_commandline(arguments))
     return domain, expected
 
@@ -126,22 +129,33 @@ def stand_in_domain(
 def _operating_system(os_type: etree._Element, scratch: Path, ovmf: bool) -> etree._Element:
     system = etree.Element("os")
     system.append(_copied(os_type))
-    if ovmf:
-        code, variables = _ovmf_files()
+    arch = os_type.get("arch", "")
+    if ovmf or arch == "aarch64":
+        code, variables = _ovmf_files() if arch == "x86_64" else _AAVMF
         _add(system, "loader", text=str(code), readonly="yes", type="pflash")
         _add(system, "nvram", text=str(scratch / "variables"), template=str(variables))
-    _add(system, "kernel", text=str(_kernel()))
+    _add(system, "kernel", text=str(_kernel(arch)))
     _add(system, "initrd", text=str(scratch / "initramfs"))
-    _add(system, "cmdline", text=_KERNEL_ARGUMENTS)
+    _add(system, "cmdline", text=f"console={_CONSOLES[arch]} {_KERNEL_ARGUMENTS}")
     return system
 
 
-def _kernel() -> Path:
+def root_of(arch: str) -> Path | None:
+    """Where a kernel and a busybox for the architecture are; None where they are not."""
+    if arch == "x86_64":
+        return Path("/")
+    # make test-trixie unpacks them
+    return Path(os.environ["PCINUMA_ARM64"]) if arch == "aarch64" and "PCINUMA_ARM64" in os.environ else None
+
+
+def _kernel(arch: str) -> Path:
+    root = root_of(arch)
     for pattern in _KERNELS:
-        found = sorted(Path("/boot").glob(pattern), key=lambda path: path.stat().st_mtime)
+        boot = root / "boot" if root is not None else Path("/nowhere")
+        found: list[Path] = sorted(boot.glob(pattern), key=lambda path: path.stat().st_mtime)
         if found:
             return found[-1]
-    raise GuestFailed("no kernel in /boot (Debian: linux-image-cloud-amd64)")
+    raise GuestFailed(f"no kernel for {arch} (Debian: linux-image-cloud-{'amd64' if arch == 'x86_64' else 'arm64'})")
 
 
 def _ovmf_files() -> tuple[Path, Path]:
@@ -151,12 +165,13 @@ def _ovmf_files() -> tuple[Path, Path]:
     raise GuestFailed(f"no OVMF in {_OVMF_FOLDER} (Debian: ovmf)")
 
 
-def _processors_and_memory(source: etree._Element, ovmf: bool) -> list[etree._Element]:
+def _processors_and_memory(source: etree._Element, ovmf: bool, arch: str) -> list[etree._Element]:
     """The domain's `<memory>`, `<vcpu>` and `<cpu>`, scaled down."""
     cpu = etree.Element("cpu", mode="custom", match="exact", check="none")
-    _add(cpu, "model", text="qemu64", fallback="forbid")
-    # OVMF uses no more than 40 address bits on a CPU without 1 GiB pages.
-    _add(cpu, "feature", name="pdpe1gb", policy="require")
+    _add(cpu, "model", text="qemu64" if arch == "x86_64" else "cortex-a72", fallback="forbid")
+    if arch == "x86_64":
+        # OVMF uses no more than 40 address bits on a CPU without 1 GiB pages.
+        _add(cpu, "feature", name="pdpe1gb", policy="require")
     extra_mib = 0
     for given in source.iterfind("cpu/maxphysaddr"):
         bits = _emulated_address_bits(given)
