@@ -187,7 +187,9 @@ def _doctor(parsed: argparse.Namespace) -> int:
 
     config = None
     if parsed.kubelet_config is not None:
-        config = kubelet_config.load(read_file(parsed.kubelet_config, options.MAX_BYTES), parsed.kubelet_config)
+        example = f"kubectl get --raw /api/v1/nodes/NODE/proxy/configz | {PROGRAM} doctor --kubelet-config -"
+        given = _file_or_stdin(parsed.kubelet_config, options.MAX_BYTES, "KubeletConfiguration", example)
+        config = kubelet_config.load(*given)
     diagnosis = doctor.diagnose(_node_facts(parsed), config)
     if parsed.json:
         content = doctor_report.as_dict(diagnosis)
@@ -257,13 +259,16 @@ def _webhook(parsed: argparse.Namespace) -> int:
 def _domain(parsed: argparse.Namespace) -> tuple[bytes, str]:
     from pcinuma.domain_xml import MAX_BYTES
 
-    if parsed.domain == "-":
-        if sys.stdin is None or sys.stdin.isatty():
-            raise BadInput(
-                "no domain XML", hint=f"give a file, or pipe one in: virsh dumpxml VM | {PROGRAM} {parsed.name}"
-            )
-        return sys.stdin.buffer.read(MAX_BYTES + 1), "standard input"
-    return read_file(parsed.domain, MAX_BYTES), parsed.domain
+    return _file_or_stdin(parsed.domain, MAX_BYTES, "domain XML", f"virsh dumpxml VM | {PROGRAM} {parsed.name}")
+
+
+def _file_or_stdin(path: str, limit: int, what: str, example: str) -> tuple[bytes, str]:
+    """The bytes of the file, or of standard input for ``-``, up to ``limit`` + 1, and where they are from."""
+    if path != "-":
+        return read_file(path, limit), path
+    if sys.stdin is None or sys.stdin.isatty():
+        raise BadInput(f"no {what}", hint=f"give a file, or pipe one in: {example}")
+    return sys.stdin.buffer.read(limit + 1), "standard input"
 
 
 def _options(parsed: argparse.Namespace) -> Options:
@@ -448,8 +453,11 @@ example, on the node:
   pcinuma doctor --kubelet-config /var/lib/kubelet/config.yaml
 
 example, with what the kubelet runs with:
-  kubectl get --raw /api/v1/nodes/NODE/proxy/configz > configz.json
-  pcinuma doctor --kubelet-config configz.json
+  kubectl get --raw /api/v1/nodes/NODE/proxy/configz | pcinuma doctor --kubelet-config -
+
+example, on another machine, with a record of the node and what kubeadm keeps for every node:
+  kubectl get configmap -n kube-system kubelet-config -o yaml > kubelet.yaml
+  pcinuma doctor --host host.json --kubelet-config kubelet.yaml
 """
 
 
@@ -490,7 +498,8 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument(
         "--kubelet-config",
         metavar="FILE",
-        help="the node's KubeletConfiguration, YAML or JSON, or a dump of its configz",
+        help="the node's KubeletConfiguration, YAML or JSON, a dump of its configz, or kubeadm's ConfigMap;"
+        " - is standard input",
     )
     doctor.add_argument("--json", action="store_true", help="write node, findings and proposal as JSON")
     doctor.add_argument("-q", dest="quiet", action="store_true", help="write errors and warnings only")

@@ -60,7 +60,8 @@ def _unchecked(facts: NodeFacts, kubelet: Config | None) -> Finding | None:
         "ACS and ATS": facts.configs is None,
         "the IOMMU": facts.iommu_groups is None and not groups,
         "the VFIO driver": facts.vfio_drivers is None,
-        "cores and packages": any(cpu not in facts.cpus for node in facts.host.nodes.values() for cpu in node.cpus),
+        "packages": not all(facts.packages_of_node(node) for node in facts.nodes_with_cpus()),
+        "cores": any(cpu not in facts.cpus for node in facts.host.nodes.values() for cpu in node.cpus),
         "the kernel's command line": facts.command_line is None,
         "the kubelet": kubelet is None,
     }
@@ -73,7 +74,7 @@ def _unchecked(facts: NodeFacts, kubelet: Config | None) -> Finding | None:
         "info",
         f"could not be checked, {facts.source} does not say: {', '.join(names)}",
         None,
-        "kubectl get --raw /api/v1/nodes/NODE/proxy/configz > FILE, and --kubelet-config FILE"
+        "kubectl get --raw /api/v1/nodes/NODE/proxy/configz | pcinuma doctor --kubelet-config -"
         if only_kubelet
         else "run pcinuma doctor as root on the node itself, with --kubelet-config FILE",
     )

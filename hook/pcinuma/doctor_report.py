@@ -91,7 +91,7 @@ def _ats(config: PciConfig | None) -> str:
 
 
 def _packages(diagnosis: Diagnosis) -> int | None:
-    return len({place.package for place in diagnosis.facts.cpus.values() if place.package is not None}) or None
+    return len(diagnosis.facts.packages()) or None
 
 
 def _count_vfs(diagnosis: Diagnosis) -> int:

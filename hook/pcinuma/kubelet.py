@@ -11,6 +11,7 @@ from typing import Any
 from pcinuma.kubelet_config import FALSE, TRUE, Config, bad_option, parse_limit, text, unknown_option
 from pcinuma.kubelet_cpus import check_cpu_manager
 from pcinuma.kubelet_memory import check_memory_manager
+from pcinuma.kubelet_values import check_values
 from pcinuma.model import Finding
 from pcinuma.node_facts import NodeFacts
 
@@ -24,6 +25,7 @@ _SCOPES = ("container", "pod")
 def check_kubelet(config: Config, facts: NodeFacts) -> Iterator[Finding]:
     """Every finding about the configuration on this node."""
     many = len(facts.nodes_with_cpus()) > 1
+    yield from check_values(config)
     yield from _gates(config)
     yield from check_cpu_manager(config, facts)
     yield from _topology_manager(config, facts, many=many)
@@ -45,8 +47,17 @@ _GATES = {
 
 def _gates(config: Config) -> Iterator[Finding]:
     gates = config.get("featureGates") or {}
+    for name, value in gates.items():
+        if value is not None and not isinstance(value, bool):
+            yield Finding(
+                "kubelet-gate",
+                "error",
+                f"featureGates {name[:60]} is {value!r:.60}, not true or false without quotes: the kubelet does not"
+                " start",
+            )
     for name, field in _GATES.items():
-        if gates.get(name) is False and (field is None or config.get(field)):
+        is_off = name in gates and (gates[name] is False or gates[name] is None)  # Go decodes null as false
+        if is_off and (field is None or config.get(field)):
             yield Finding(
                 "kubelet-gate",
                 "error",

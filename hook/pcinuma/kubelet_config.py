@@ -1,4 +1,7 @@
-"""The kubelet's configuration: read from YAML, JSON or a dump of ``configz``, and what its checks share. Pure."""
+"""The kubelet's configuration: read from YAML, JSON, a dump of ``configz`` or a ConfigMap, and what its checks share.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from pcinuma.errors import BadInput
+from pcinuma.kubelet_fields import API_VERSION, FIELDS, KIND
 from pcinuma.model import CpuSet, Finding
 from pcinuma.options import load_yaml
 
 Config = Mapping[str, Any]
 
 _MAPS = (
-    "kubeReserved", "systemReserved", "evictionHard", "featureGates", "cpuManagerPolicyOptions",
-    "topologyManagerPolicyOptions",
+    "kubeReserved", "systemReserved", "evictionHard", "evictionSoft", "evictionSoftGracePeriod",
+    "evictionMinimumReclaim", "featureGates", "cpuManagerPolicyOptions", "topologyManagerPolicyOptions",
 )  # fmt: skip
 _TEXTS = (
     "cpuManagerPolicy", "topologyManagerPolicy", "topologyManagerScope", "memoryManagerPolicy", "reservedSystemCPUs",
@@ -25,14 +29,22 @@ _HINT = "kubectl get --raw /api/v1/nodes/NODE/proxy/configz gives what the kubel
 
 
 def load(data: bytes, where: str) -> Config:
-    """The KubeletConfiguration in YAML or JSON, or in a dump of ``configz``. Raises BadInput when it is none."""
+    """The KubeletConfiguration in YAML or JSON, in a dump of ``configz``, or in a ConfigMap as kubeadm keeps it.
+
+    Raises BadInput when it is none. ``configz`` is what a kubelet runs with, so what only a newer one has is left out.
+    """
     content = load_yaml(data, where)
+    if isinstance(content, Mapping) and content.get("kind") == "ConfigMap":
+        content, where = _in_config_map(content, where)
     if isinstance(content, Mapping) and set(content) == {"kubeletconfig"}:
         content = content["kubeletconfig"]
+        if isinstance(content, Mapping):
+            known = {name: value for name, value in content.items() if name in FIELDS}
+            content = {"apiVersion": API_VERSION, "kind": KIND, **known}
     if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
         raise BadInput("not a KubeletConfiguration: no mapping", where=where, hint=_HINT)
-    kind = content.get("kind", "KubeletConfiguration")
-    if kind != "KubeletConfiguration":
+    kind = content.get("kind", KIND)
+    if kind != KIND:
         shown = repr(kind)[:80] if isinstance(kind, str) else "no text"
         raise BadInput(f"not a KubeletConfiguration: kind is {shown}", where=where, hint=_HINT)
     for name in _MAPS:
@@ -46,8 +58,20 @@ def load(data: bytes, where: str) -> Config:
                 where=where,
                 hint="the kubelet takes it in quotes only",
             )
+    if not isinstance(content.get("enforceNodeAllocatable"), (list, type(None))):
+        raise BadInput("not a KubeletConfiguration: enforceNodeAllocatable is no list", where=where, hint=_HINT)
     _check_reservations(content.get("reservedMemory"), where)
     return content
+
+
+def _in_config_map(content: Mapping[Any, Any], where: str) -> tuple[Any, str]:
+    """What the ConfigMap holds under data.kubelet (kubeadm's kubelet-config), and where that is."""
+    data = content.get("data")
+    text = data.get("kubelet") if isinstance(data, Mapping) else None
+    if not isinstance(text, str):
+        raise BadInput("a ConfigMap without a text data.kubelet, where kubeadm keeps it", where=where, hint=_HINT)
+    inside = f"{where}, data.kubelet"
+    return load_yaml(text.encode("utf-8", "surrogatepass"), inside), inside
 
 
 def _check_reservations(reservations: Any, where: str) -> None:
@@ -82,13 +106,6 @@ def parse_limit(value: Any) -> int | None:
 
 
 # --- findings that say the same of several fields ------------------------------------------------------------
-
-
-def bad_quantity(name: str, value: Any) -> Finding:
-    what = repr(value)[:60]
-    return Finding(
-        "kubelet-value", "error", f'{name} is {what}: no quantity in quotes, such as "1Gi"; the kubelet does not start'
-    )
 
 
 def bad_option(field: str, name: str, value: Any, wanted: str) -> Finding:

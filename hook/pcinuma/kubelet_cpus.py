@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 
-from pcinuma.kubelet_config import FALSE, TRUE, Config, bad_option, bad_quantity, parse_cpus, text, unknown_option
+from pcinuma.kubelet_config import FALSE, TRUE, Config, bad_option, parse_cpus, text, unknown_option
 from pcinuma.model import CpuSet, Finding
 from pcinuma.node_facts import NodeFacts
 from pcinuma.quantity import parse_quantity
@@ -174,8 +174,7 @@ def _reserved_cpu_count(config: Config, facts: NodeFacts) -> Iterator[Finding]:
         value = (config.get(name) or {}).get("cpu")
         amount = parse_quantity(value) if isinstance(value, str) else None
         if value is not None and (amount is None or amount < 0):
-            yield bad_quantity(f"{name}.cpu", value)
-            return
+            return  # kubelet_values says so
         total += amount or 0
     count = math.ceil(total)
     if count == 0:

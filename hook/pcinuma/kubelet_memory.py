@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
-from pcinuma.kubelet_config import Config, bad_quantity, text
+from pcinuma.kubelet_config import Config, text
 from pcinuma.model import Finding
 from pcinuma.node_facts import NodeFacts
 from pcinuma.quantity import format_bytes, parse_quantity
@@ -50,15 +50,16 @@ def check_memory_manager(config: Config, facts: NodeFacts, *, many: bool) -> Ite
 def _reserved_memory(config: Config, facts: NodeFacts) -> Iterator[Finding]:
     totals: dict[str, Fraction] = {"memory": Fraction(0)}
     seen: set[tuple[int, str]] = set()
+    are_valid = True
     for entry in config.get("reservedMemory") or []:
         node = entry.get("numaNode", 0)
         if facts.host.nodes and node not in facts.host.nodes:
             yield _reserved_error(f"reservedMemory names node {node}, which is no node of this host")
         for name, value in (entry.get("limits") or {}).items():
-            amount = parse_quantity(str(value)) if isinstance(value, (str, int, float)) else None
+            amount = parse_limit_quantity(value)
             if amount is None:
-                yield bad_quantity(f"reservedMemory of node {node}, {name}", value)
-                return
+                are_valid = False
+                continue
             if name != "memory" and not str(name).startswith("hugepages-"):
                 yield _reserved_error(
                     f"reservedMemory of node {node} reserves {str(name)[:60]!r}: only memory and hugepages-"
@@ -76,8 +77,9 @@ def _reserved_memory(config: Config, facts: NodeFacts) -> Iterator[Finding]:
                     f"reservedMemory of node {node} is {format_bytes(amount)}, and beside its huge pages the node"
                     f" has {format_bytes(room)}"
                 )
-    reservation, parts, problems = memory_reservation(config, facts)
-    yield from problems
+    reservation, parts, is_valid = memory_reservation(config, facts)
+    if not are_valid or not is_valid:
+        return  # what is no quantity, kubelet_values names
     if reservation is None:
         yield Finding(
             "kubelet-reserved-memory",
@@ -87,7 +89,6 @@ def _reserved_memory(config: Config, facts: NodeFacts) -> Iterator[Finding]:
             None,
             "write memory.available in bytes, such as 100Mi",
         )
-    if problems or reservation is None:
         return
     for name, total in totals.items():
         wanted = reservation if name == "memory" else Fraction(0)
@@ -105,32 +106,37 @@ def _reserved_memory(config: Config, facts: NodeFacts) -> Iterator[Finding]:
         yield _reserved_error("memoryManagerPolicy is Static and no memory is reserved")
 
 
-def memory_reservation(config: Config, facts: NodeFacts) -> tuple[Fraction | None, list[str], list[Finding]]:
+def memory_reservation(config: Config, facts: NodeFacts) -> tuple[Fraction | None, list[str], bool]:
     """What the reservedMemory of all nodes must sum to, in bytes: kubeReserved + systemReserved + evictionHard.
 
-    Also its parts in words, and what is wrong with them. None where it cannot be known: evictionHard in percent of a
-    memory whose size is not known.
+    Also its parts in words, and whether they are quantities. None where it cannot be known: evictionHard in percent of
+    a memory whose size is not known.
     """
-    total, parts, problems = Fraction(0), [], []
+    total, parts, is_valid = Fraction(0), [], True
     for name in ("kubeReserved", "systemReserved"):
-        value = (config.get(name) or {}).get("memory")
+        value = (config.get(name) or {}).get("memory", "0")
         amount = parse_quantity(value) if isinstance(value, str) else None
-        if value is not None and (amount is None or amount < 0):
-            problems.append(bad_quantity(f"{name}.memory", value))
+        if amount is None or amount < 0:
+            is_valid = False
         elif amount:
             total += amount
             parts.append(f"{name} {format_bytes(amount)}")
     threshold = eviction_threshold(config)
     if threshold is not None:
         amount = eviction_bytes(threshold, facts.memory_bytes) if isinstance(threshold, str) else None
-        if amount is None and isinstance(threshold, str) and _percent(threshold) is not None:
-            return None, parts, problems
+        if amount is None and isinstance(threshold, str) and eviction_percent(threshold) is not None:
+            return None, parts, is_valid
         if amount is None:
-            problems.append(bad_quantity("evictionHard memory.available", threshold))
+            is_valid = False
         elif amount:
             total += amount
             parts.append(f"evictionHard {threshold}")
-    return total, parts or ["the reservation"], problems
+    return total, parts or ["the reservation"], is_valid
+
+
+def parse_limit_quantity(value: Any) -> Fraction | None:
+    """A limit of reservedMemory: text or a number, in blanks perhaps (Quantity.UnmarshalJSON); None when none."""
+    return parse_quantity(str(value).strip()) if isinstance(value, (str, int, float)) else None
 
 
 def eviction_threshold(config: Config) -> Any:
@@ -146,7 +152,7 @@ def eviction_threshold(config: Config) -> Any:
 
 def eviction_bytes(threshold: str, memory_bytes: int | None) -> Fraction | None:
     """The threshold in bytes; None for no quantity, and for a percentage of unknown memory."""
-    percent = _percent(threshold)
+    percent = eviction_percent(threshold)
     if percent is None:
         amount = parse_quantity(threshold)
         return amount if amount is not None and amount > 0 else None
@@ -159,7 +165,8 @@ def eviction_bytes(threshold: str, memory_bytes: int | None) -> Fraction | None:
     return Fraction(int(float(memory_bytes) * share))
 
 
-def _percent(threshold: str) -> float | None:
+def eviction_percent(threshold: str) -> float | None:
+    """The number of a threshold in percent, 0 to 100; None when it is none."""
     match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,10})?)%", threshold)
     return float(match[1]) if match and float(match[1]) <= 100 else None
 

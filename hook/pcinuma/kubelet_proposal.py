@@ -12,6 +12,7 @@ from typing import Any
 from pcinuma.kubelet import MAX_NODES
 from pcinuma.kubelet_config import Config, parse_cpus, parse_limit
 from pcinuma.kubelet_memory import eviction_bytes, eviction_threshold, memory_reservation, room_of
+from pcinuma.kubelet_values import RESERVABLE
 from pcinuma.model import CpuSet
 from pcinuma.node_facts import NodeFacts
 from pcinuma.quantity import format_bytes, parse_quantity
@@ -52,7 +53,7 @@ def propose(facts: NodeFacts, config: Config | None) -> Proposal | None:
     draft = _Draft(facts, given, {name: _valid(given.get(name)) for name in ("kubeReserved", "systemReserved")})
     _cpus(draft)
     _memory(draft)
-    reserved = {name: amounts for name, amounts in draft.reserved.items() if amounts}
+    reserved = {name: amounts for name, amounts in draft.reserved.items() if amounts or given.get(name)}
     policies = {"topologyManagerPolicy": "restricted", "topologyManagerScope": "pod"}
     draft.notes["topologyManagerPolicy"] = (
         "refuses a pod that cannot be aligned; single-numa-node where no VM spans two nodes"
@@ -75,7 +76,10 @@ def _valid(amounts: Any) -> dict[str, Any]:
     return {
         name: value
         for name, value in (amounts or {}).items()
-        if isinstance(value, str) and (amount := parse_quantity(value)) is not None and amount >= 0
+        if name in RESERVABLE
+        and isinstance(value, str)
+        and (amount := parse_quantity(value)) is not None
+        and amount >= 0
     }
 
 
@@ -139,8 +143,8 @@ def _memory(draft: _Draft) -> None:
     for start in starts:
         tried = {name: {**amounts, "memory": start} if start else amounts for name, amounts in draft.reserved.items()}
         trial: Config = {**draft.given, **tried, **({"evictionHard": eviction} if eviction is not None else {})}
-        total, _, problems = memory_reservation(trial, draft.facts)
-        shares = _shares(int(total), known) if total and not problems else None
+        total, _, is_valid = memory_reservation(trial, draft.facts)
+        shares = _shares(int(total), known) if total and is_valid else None
         if shares:
             break
     else:

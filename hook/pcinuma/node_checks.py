@@ -33,9 +33,8 @@ def _nodes(facts: NodeFacts) -> Iterator[Finding]:
             "a kernel with CONFIG_NUMA shows them in /sys/devices/system/node",
         )
         return
-    packages = sorted({place.package for place in facts.cpus.values() if place.package is not None})
     if len(facts.nodes_with_cpus()) == 1:
-        yield from _one_node(facts, len(packages))
+        yield from _one_node(facts, len(facts.packages()))
     yield from _without_cpus(nodes)
     for number, node in sorted(nodes.items()):
         if node.cpus and node.memory_kib == 0:
@@ -111,11 +110,9 @@ def _named(numbers: list[int]) -> str:
 
 def _nodes_of_packages(facts: NodeFacts) -> Mapping[int, list[int]]:
     found: dict[int, set[int]] = {}
-    for number, node in facts.host.nodes.items():
-        for cpu in node.cpus.members & facts.cpus.keys():
-            package = facts.cpus[cpu].package
-            if package is not None:
-                found.setdefault(package, set()).add(number)
+    for number in facts.host.nodes:
+        for package in facts.packages_of_node(number):
+            found.setdefault(package, set()).add(number)
     return {package: sorted(members) for package, members in sorted(found.items())}
 
 

@@ -55,6 +55,16 @@ class NodeFacts:
         """The nodes that hold CPUs, ascending."""
         return [number for number, node in sorted(self.host.nodes.items()) if node.cpus]
 
+    def packages_of_node(self, number: int) -> set[int]:
+        """The physical packages of the node's CPUs, as far as they are known."""
+        node = self.host.nodes[number]
+        found = {self.cpus[cpu].package for cpu in node.cpus.members & self.cpus.keys()}
+        return {package for package in (*found, node.package) if package is not None}
+
+    def packages(self) -> set[int]:
+        """The physical packages that are known; a record knows one of each node."""
+        return {package for number in self.host.nodes for package in self.packages_of_node(number)}
+
     def node_of_cpu(self, cpu: int) -> int | None:
         """The node that holds the CPU."""
         return next((number for number, node in self.host.nodes.items() if cpu in node.cpus.members), None)

@@ -25,6 +25,8 @@ SERIAL = bytes.fromhex("0123456789abcdef")
 SECRETS = ("SN-1234567", "1650522012345", "01-23-45-67-89-ab-cd-ef")
 
 KUBELET = {
+    "apiVersion": "kubelet.config.k8s.io/v1beta1",
+    "kind": "KubeletConfiguration",
     "cpuManagerPolicy": "static",
     "reservedSystemCPUs": "0,8,4,12",
     "memoryManagerPolicy": "Static",
@@ -176,12 +178,80 @@ def test_a_snapshot_knows_less_and_that_is_said(node: NodeTree, tmp_path: Path) 
     content = result(doctor("--host", record, "--kubelet-config", kubelet_file(tmp_path), "--json"))
     assert codes(content) == ["not-checked"]
     (unchecked,) = [finding["message"] for finding in content["findings"] if finding["code"] == "not-checked"]
-    for what in ("huge pages", "ACS and ATS", "the VFIO driver", "cores and packages", "command line"):
+    for what in ("huge pages", "ACS and ATS", "the VFIO driver", "cores", "command line"):
         assert what in unchecked
+    assert "packages" not in unchecked  # the record has the package of each node
+    assert content["node"]["packages"] == 2
     assert "kubelet" not in unchecked
     assert "IOMMU" not in unchecked  # the record has IOMMU groups
     assert [device["ats"] for device in content["node"]["devices"]] == ["unknown", "unknown"]
     assert "reservedSystemCPUs" not in content["proposal"]  # whole cores cannot be known
+
+
+def test_packages_of_a_snapshot(node: NodeTree, tmp_path: Path) -> None:
+    record = tmp_path / "host.json"
+    subprocess.run([PROGRAM, "snapshot", "--sysfs", node.sys, "-o", record], check=True, timeout=60)
+    assert "packages: 2" in " ".join(doctor("--host", record).stdout.split())
+    host = json.loads(record.read_text())
+    for entry in host["nodes"]:
+        entry["package"] = 0
+    record.write_text(json.dumps(host))
+    content = result(doctor("--host", record, "--json"))
+    assert content["node"]["packages"] == 1
+    (split,) = [finding for finding in content["findings"] if finding["code"] == "split-socket"]
+    assert split["message"].startswith("package 0 is split into nodes 0-1 ")
+    del host["nodes"][1]["package"]
+    record.write_text(json.dumps(host))
+    (unchecked,) = [f for f in result(doctor("--host", record, "--json"))["findings"] if f["code"] == "not-checked"]
+    assert "packages" in unchecked["message"]
+
+
+# --- where the kubelet's configuration comes from --------------------------------------------------------------
+
+
+def test_from_standard_input(node: NodeTree) -> None:
+    given = json.dumps({"kubeletconfig": {**KUBELET, "cpuManagerPolicy": "none"}})
+    done = doctor("--sysfs", node.sys, "--kubelet-config", "-", "--json", input=given)
+    assert codes(result(done)) == ["acs-redirect", "kubelet-cpu-manager"]
+
+
+def test_bad_standard_input_is_named(node: NodeTree) -> None:
+    done = doctor("--sysfs", node.sys, "--kubelet-config", "-", input="kind: Pod")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("pcinuma: error: not a KubeletConfiguration: kind is 'Pod' (standard input)\n")
+
+
+def test_a_terminal_is_no_configuration(node: NodeTree) -> None:
+    ours, theirs = os.openpty()
+    try:
+        done = doctor("--sysfs", node.sys, "--kubelet-config", "-", stdin=theirs)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        "pcinuma: error: no KubeletConfiguration",
+        "hint: give a file, or pipe one in: kubectl get --raw /api/v1/nodes/NODE/proxy/configz |"
+        " pcinuma doctor --kubelet-config -",
+    ]
+
+
+def test_from_a_config_map(node: NodeTree, tmp_path: Path) -> None:
+    file = tmp_path / "cm.yaml"
+    inside = yaml.safe_dump({**KUBELET, "CPUManagerPolicy": "static"})
+    file.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "ConfigMap", "data": {"kubelet": inside}}))
+    content = result(doctor("--sysfs", node.sys, "--kubelet-config", file, "--json"))
+    assert codes(content) == ["acs-redirect", "kubelet-field"]
+
+
+def test_the_fragment_mends_reservations_that_are_none(node: NodeTree, tmp_path: Path) -> None:
+    bad = {**KUBELET, "kubeReserved": {"memory": "1GB", "gpu": "1"}, "systemReserved": {"memory": "1Gi", "cpu": 2}}
+    file = tmp_path / "bad.yaml"
+    file.write_text(yaml.safe_dump(bad))
+    first = result(doctor("--sysfs", node.sys, "--kubelet-config", file, "--json"))
+    assert codes(first) == ["acs-redirect", "kubelet-value", "kubelet-value", "kubelet-value"]
+    file.write_text(yaml.safe_dump({**bad, **first["proposal"]}))
+    assert codes(result(doctor("--sysfs", node.sys, "--kubelet-config", file, "--json"))) == ["acs-redirect"]
 
 
 def test_a_proc_beside_the_tree_is_read_and_its_absence_is_said(node: NodeTree) -> None:
@@ -298,7 +368,7 @@ def _umockdev(node: NodeTree) -> str:
             continue
         lines = [f"P: /{folder.relative_to(node.sys)}", f"E: SUBSYSTEM={'pci' if is_function else 'node'}"]
         for file in sorted(folder.iterdir()):
-            if file.is_symlink():
+            if file.is_symlink() and os.readlink(file).startswith("/sys/"):
                 lines.append(f"L: {file.name}=../../../..{os.readlink(file).removeprefix('/sys')}")
             elif file.is_file() and file.name in ("config", "vpd"):
                 lines.append(f"H: {file.name}={file.read_bytes().hex().upper()}")

@@ -35,6 +35,10 @@ class NodeTree:
         base = f"sys/devices/system/node/node{number}"
         self.write(f"{base}/cpulist", f"{cpus}\n")
         self.write(f"{base}/distance", f"{distance}\n")
+        for cpu in _members(cpus) if cpus else ():
+            link = self.root / base / f"cpu{cpu}"
+            if not link.is_symlink():
+                link.symlink_to(f"../../cpu/cpu{cpu}")
         kib = int(memory_gib * GIB)
         self.write(f"{base}/meminfo", f"\nNode {number} MemTotal:       {kib} kB\nNode {number} MemFree:        1 kB\n")
         for size, (total, free) in (pools if pools is not None else {2048: (0, 0), GIB: (0, 0)}).items():

@@ -16,6 +16,7 @@ MODULES = (
     "kubelet_config",
     "kubelet_cpus",
     "kubelet_memory",
+    "kubelet_values",
 )
 
 

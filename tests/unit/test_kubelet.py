@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -19,71 +19,10 @@ from pcinuma.kubelet import check_kubelet
 from pcinuma.kubelet_config import load
 from pcinuma.kubelet_memory import eviction_bytes
 from pcinuma.kubelet_proposal import propose
-from pcinuma.model import CpuSet, Finding, HostNode, HostTopology
+from pcinuma.model import CpuSet, HostTopology
 from pcinuma.node_facts import CpuPlace, NodeFacts, PagePool
 from pcinuma.quantity import format_bytes, parse_quantity
-
-GIB = 2**30
-GOOD: dict[str, Any] = {
-    "apiVersion": "kubelet.config.k8s.io/v1beta1",
-    "kind": "KubeletConfiguration",
-    "cpuManagerPolicy": "static",
-    "reservedSystemCPUs": "0,4,2,6",
-    "memoryManagerPolicy": "Static",
-    "kubeReserved": {"memory": "1Gi"},
-    "systemReserved": {"memory": "500Mi"},
-    "evictionHard": {"memory.available": "100Mi", "nodefs.available": "10%"},
-    # 1024 + 500 + 100 = 1624 MiB
-    "reservedMemory": [
-        {"numaNode": 0, "limits": {"memory": "1Gi"}},
-        {"numaNode": 1, "limits": {"memory": "600Mi"}},
-    ],
-    "topologyManagerPolicy": "restricted",
-    "topologyManagerScope": "pod",
-}
-
-
-def facts(nodes: int = 2, cpus: int = 4, memory_gib: int = 64, pages: int = 0, empty: int = 0) -> NodeFacts:
-    """Nodes of ``cpus`` CPUs, two threads a core (n and n + cpus / 2 of the node), and ``empty`` ones without."""
-    known: dict[int, HostNode] = {}
-    places: dict[int, CpuPlace] = {}
-    for number in range(nodes):
-        first = number * cpus // 2
-        firsts = range(first, first + cpus // 2)
-        half = nodes * cpus // 2
-        known[number] = HostNode(
-            number, CpuSet(frozenset([*firsts, *(cpu + half for cpu in firsts)])), memory_gib * 2**20
-        )
-        for cpu in firsts:
-            core = CpuSet(frozenset((cpu, cpu + half)))
-            places[cpu] = places[cpu + half] = CpuPlace(number, core)
-    for number in range(nodes, nodes + empty):
-        known[number] = HostNode(number, CpuSet(frozenset()), 16 * 2**20)
-    return NodeFacts(
-        HostTopology(known, {}),
-        "a test",
-        pools={number: (PagePool(2**20, pages, pages),) for number in known},
-        cpus=places,
-        memory_bytes=(nodes * memory_gib + empty * 16) * GIB,
-    )
-
-
-def check(config: Mapping[str, Any], node: NodeFacts | None = None) -> list[Finding]:
-    """What is found in the configuration, after it has gone through a file; which options would help left out."""
-    return [finding for finding in everything(config, node) if not advises(finding)]
-
-
-def everything(config: Mapping[str, Any], node: NodeFacts | None = None) -> list[Finding]:
-    return list(check_kubelet(load(yaml.safe_dump(dict(config)).encode(), "kubelet.yaml"), node or facts()))
-
-
-def advises(finding: Finding) -> bool:
-    return finding.message.startswith(("full-pcpus-only is", "distribute-cpus-across-numa is"))
-
-
-def changed(**fields: Any) -> dict[str, Any]:
-    """The good configuration with some fields changed, or taken away by None."""
-    return {name: value for name, value in {**GOOD, **fields}.items() if value is not None}
+from tests.support.kubelet import GIB, GOOD, advises, changed, check, everything, facts, reservation
 
 
 def test_a_good_configuration_has_no_finding() -> None:
@@ -206,10 +145,6 @@ def test_of_more_than_two_nodes_close_ones_are_wanted() -> None:
 # --- the memory rule -------------------------------------------------------------------------------------------
 
 
-def reservation(*entries: tuple[int, dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{"numaNode": node, "limits": limits} for node, limits in entries]
-
-
 @pytest.mark.parametrize(
     "fields, text",
     (
@@ -315,12 +250,48 @@ def test_a_dump_of_configz() -> None:
         "", "[]", "42", "kind: Pod", "kubeletconfig: 3", "a: [", "cpuManagerPolicy: 5", "reservedSystemCPUs: 0",
         "reservedMemory: {}", "reservedMemory: [3]", "reservedMemory: [{numaNode: x, limits: {}}]",
         "reservedMemory: [{numaNode: 0, limits: []}]", "evictionHard: [1]", "kubeReserved: {1: a}", "1: 2",
-        "kind: [KubeletConfiguration]", "\x00", "a: b\n---\nc: d",
+        "kind: [KubeletConfiguration]", "\x00", "a: b\n---\nc: d", "evictionSoft: 1", "enforceNodeAllocatable: pods",
     ),
 )  # fmt: skip
 def test_what_is_no_configuration(text: str) -> None:
     with pytest.raises(BadInput):
         load(text.encode(), "kubelet.yaml")
+
+
+def test_what_a_newer_kubelet_runs_with_is_not_unknown() -> None:
+    dump = json.dumps({"kubeletconfig": {**GOOD, "aFieldOfTheFuture": 1}})
+    assert [f for f in check_kubelet(load(dump.encode(), "configz.json"), facts()) if not advises(f)] == []
+
+
+@pytest.mark.parametrize("write", (yaml.safe_dump, json.dumps))
+def test_a_config_map_as_kubeadm_keeps_it(write: Callable[[Any], str]) -> None:
+    inside = yaml.safe_dump(changed(cpuManagerPolicy="none"))
+    config_map = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "data": {"kubelet": inside},
+        "metadata": {"name": "kubelet-config"},
+    }
+    (finding,) = [f for f in check_kubelet(load(write(config_map).encode(), "cm"), facts()) if not advises(f)]
+    assert finding.code == "kubelet-cpu-manager"
+
+
+@pytest.mark.parametrize(
+    "data, where, text",
+    (
+        (None, "cm.yaml", "a ConfigMap without a text data.kubelet"),
+        ({"config": ""}, "cm.yaml", "a ConfigMap without a text data.kubelet"),
+        ({"kubelet": {"kind": "KubeletConfiguration"}}, "cm.yaml", "a ConfigMap without a text data.kubelet"),
+        ({"kubelet": "a: 1\n\tb: 2\n"}, "cm.yaml, data.kubelet, line 2", "not YAML"),
+        ({"kubelet": "kind: Pod"}, "cm.yaml, data.kubelet", "kind is 'Pod'"),
+        ({"kubelet": "kind: ConfigMap"}, "cm.yaml, data.kubelet", "kind is 'ConfigMap'"),
+    ),
+)
+def test_a_config_map_that_holds_none(data: Any, where: str, text: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        load(yaml.safe_dump({"kind": "ConfigMap", "data": data}).encode(), "cm.yaml")
+    assert text in caught.value.message
+    assert caught.value.where == where
 
 
 scalars = st.none() | st.booleans() | st.integers(-9, 2**64) | st.floats() | st.text(max_size=8)
@@ -332,12 +303,26 @@ values = st.recursive(
 @settings(deadline=None)  # a busy machine is slow, which is no failure
 @given(
     st.dictionaries(
-        st.sampled_from([*GOOD, "featureGates", "cpuManagerPolicyOptions", "topologyManagerPolicyOptions"]), values
+        st.sampled_from(
+            [
+                *GOOD,
+                "featureGates",
+                "cpuManagerPolicyOptions",
+                "topologyManagerPolicyOptions",
+                "evictionSoft",
+                "evictionSoftGracePeriod",
+                "evictionMinimumReclaim",
+                "enforceNodeAllocatable",
+                "kubeletCgroup",
+                "cgroupsPerQOS",
+            ]
+        ),
+        values,
     )
 )
 def test_any_configuration_is_refused_or_judged(config: dict[str, Any]) -> None:
     try:
-        loaded = load(json.dumps({"kubeletconfig": config}).encode(), "configz.json")
+        loaded = load(json.dumps(config).encode(), "kubelet.json")
     except BadInput:
         return
     for finding in check_kubelet(loaded, facts()):
