@@ -54,10 +54,14 @@ def serve(settings: Settings) -> int:
     host, port = settings.listen
     with Listener(host, port, CONNECTIONS) as listener:
         bound, real_port = listener.getsockname()[:2]
-        _say_where(host, bound, real_port)
-        app = application(host, bound)
-        headers = web_guard.headers([svg_looks.css()])
-        wsgi_server.serve(app, listener, max_body=MAX_BODY, headers=headers, fault=_fault)
+        wsgi_server.serve(
+            application(host, bound),
+            listener,
+            max_body=MAX_BODY,
+            headers=web_guard.headers([svg_looks.css()]),
+            ready=lambda: _say_where(host, bound, real_port),
+            fault=_fault,
+        )
     return 0
 
 

@@ -25,7 +25,8 @@ def host_of(header: str) -> str:
     """
     text = header.strip().lower()
     if text.startswith("["):
-        return text[1:].partition("]")[0]
+        inside, closed, _ = text[1:].partition("]")
+        return inside if closed else ""
     return text.partition(":")[0] if text.count(":") <= 1 else text
 
 
@@ -36,11 +37,9 @@ def is_known_host(header: str, listen: str, bound: str) -> bool:
     """
     host = host_of(header)
     address = _ip(host)
-    if host == "localhost" or (address is not None and address.is_loopback):
-        return True
-    if not host or is_loopback(bound):
-        return False
-    return address is not None or host == listen.lower()
+    if address is not None:
+        return address.is_loopback or not is_loopback(bound)
+    return host == "localhost" or (bool(host) and host == listen.lower())
 
 
 def is_own_request(host: str, origin: str | None, site: str | None) -> bool:

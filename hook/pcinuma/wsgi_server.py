@@ -54,18 +54,26 @@ class App(Flask):
 
 
 def serve(
-    app: Flask, listener: socket.socket, *, max_body: int, headers: Sequence[tuple[str, str]], fault: Fault
+    app: Flask,
+    listener: socket.socket,
+    *,
+    max_body: int,
+    headers: Sequence[tuple[str, str]],
+    ready: Callable[[], None],
+    fault: Fault,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. ``headers`` are on every answer; bodies have at most ``max_body`` bytes."""
+    """Serve until SIGTERM or SIGINT. ``headers`` are on every answer; bodies have at most ``max_body`` bytes;
+    ``ready`` is called when a signal ends it cleanly."""
     lowered = [(name.lower().encode("ascii"), value.encode("ascii")) for name, value in headers]
-    asyncio.run(_serve(_with_headers(_within(_threaded(app, max_body)), lowered), listener, fault))
+    asyncio.run(_serve(_with_headers(_within(_threaded(app, max_body)), lowered), listener, ready, fault))
 
 
-async def _serve(app: AsgiApp, listener: socket.socket, fault: Fault) -> None:
+async def _serve(app: AsgiApp, listener: socket.socket, ready: Callable[[], None], fault: Fault) -> None:
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     loop.set_exception_handler(lambda _, context: _tell(fault, context))
+    ready()
     await hypercorn_serve(app, _config(listener, fault), shutdown_trigger=ended.wait, mode="asgi")
 
 
