@@ -66,19 +66,20 @@ def _by_code() -> Mapping[str, tuple[tuple[tuple[str, str], ...], ...]]:
 
 
 def _boxed(tokens: Iterable[Token]) -> Iterator[Token]:
-    """The tokens with each table in a box that it scrolls in, named after the heading above it."""
+    """The tokens with each table and each example in a box that it scrolls in, named after the heading above it."""
     from markdown_it.token import Token as Made
 
     heading, inside = "", False
     for token in tokens:
         inside = token.type == "heading_open" or (inside and token.type != "heading_close")
         heading = token.content if inside and token.type == "inline" else heading
-        if token.type == "table_open":
-            label = escape(f"{heading}, table", quote=True)
-            box = f'<div class="scroll" role="region" tabindex="0" aria-label="{label}">\n'
+        what = {"table_open": "table", "code_block": "example", "fence": "example"}.get(token.type)
+        if what is not None:
+            label = escape(f"{heading}, {what}", quote=True)
+            box = f'<div class="scroll" role="group" tabindex="0" aria-label="{label}">\n'
             yield Made("html_block", "", 0, content=box)
         yield token
-        if token.type == "table_close":
+        if token.type in ("table_close", "code_block", "fence"):
             yield Made("html_block", "", 0, content="</div>\n")
 
 

@@ -7,7 +7,7 @@ trees, the diff and the NCCL file. The domain itself is not in it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -149,8 +149,10 @@ def _scene(picture: Mapping[str, Any], report: Mapping[str, Any], where: str) ->
         numbers = sorted(leaf.device.number for leaf in panel.leaves)
         if numbers != sorted(devices) or len(devices) != len(picture["devices"]):
             raise BadInput(f"the picture does not have each device once in its part {name!r}", where=where)
-        if any((leaf.fit is None) != (name == "host") for leaf in panel.leaves):
-            raise BadInput(f"the picture has a device with a wrong fit in its part {name!r}", where=where)
+        if any((leaf.fit is None) != (name == "host") or bool(leaf.address) != bool(leaf.fit) for leaf in panel.leaves):
+            raise BadInput(f"the picture has a device with a wrong fit or address in its part {name!r}", where=where)
+        if any(node not in picture["nodes"] for box in _boxes(panel.boxes) for node in box.nodes):
+            raise BadInput(f"the picture has a host node that it does not list, in its part {name!r}", where=where)
         panels.append(panel)
     findings = tuple(Finding(**finding) for finding in report["findings"])
     refused = next((finding for finding in reversed(findings) if finding.severity == "error"), None)
@@ -172,6 +174,13 @@ def _box(box: Mapping[str, Any], devices: Mapping[int, Shown], where: str) -> Bo
         for child in box["children"]
     )
     return Box(box["kind"], box["title"], box["detail"], tuple(box["nodes"]), children)
+
+
+def _boxes(parts: Iterable[Box | Leaf]) -> Iterator[Box]:
+    for part in parts:
+        if isinstance(part, Box):
+            yield part
+            yield from _boxes(part.children)
 
 
 def _leaf(leaf: Mapping[str, Any], devices: Mapping[int, Shown], where: str) -> Leaf:
