@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,17 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """Findings of one code, severity and hint; ``docs`` as :func:`pcinuma.finding_docs.of` gives them."""
+
+    code: str
+    severity: str
+    hint: str | None
+    messages: tuple[str, ...]
+    docs: tuple[tuple[tuple[str, str], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """All that the template shows, plain text but for ``picture``, which is an ``svg`` element, and the documentation
     of findings, which is HTML of ours."""
@@ -50,10 +61,10 @@ class View:
     options: Mapping[str, str]
     cells: tuple[Mapping[str, Any], ...]
     devices: tuple[Mapping[str, Any], ...]
-    findings: tuple[Mapping[str, Any], ...]
+    findings: tuple[Group, ...]
     diff: tuple[Line, ...]
     nccl_problem: str | None
-    nccl_findings: tuple[Mapping[str, Any], ...]
+    nccl_findings: tuple[Group, ...]
     downloads: tuple[Download, ...]
     opened: str | None = None
     """The name of the file that it was opened from."""
@@ -103,10 +114,10 @@ def _view(result: Result, xml: bytes | None, opened_from: str | None = None) -> 
         options=content["options"],
         cells=tuple(content["cells"]),
         devices=tuple(_devices(result)),
-        findings=tuple(_documented(finding) for finding in content["findings"]),
+        findings=_grouped(content["findings"]),
         diff=tuple(_lines(result.diff)),
         nccl_problem=None if result.nccl_problem is None else one_line(result.nccl_problem),
-        nccl_findings=tuple(_documented(finding) for finding in result.nccl_findings),
+        nccl_findings=_grouped(result.nccl_findings),
         downloads=tuple(_downloads(result, picture, xml)),
         opened=opened_from,
     )
@@ -132,9 +143,16 @@ def _devices(result: Result) -> Iterator[Mapping[str, Any]]:
     return iter(sorted(rows, key=lambda row: (row["number"] is None, row["number"] or 0)))
 
 
-def _documented(finding: Mapping[str, Any]) -> Mapping[str, Any]:
-    shown = {name: one_line(value) if isinstance(value, str) else value for name, value in finding.items()}
-    return {**shown, "docs": finding_docs.of(finding["code"], finding["severity"])}
+def _grouped(findings: Iterable[Mapping[str, Any]]) -> tuple[Group, ...]:
+    """The findings that differ in their messages alone together, in the order of the first of each."""
+    messages: dict[tuple[str, str, str | None], list[str]] = {}
+    for finding in findings:
+        hint = None if finding["hint"] is None else one_line(finding["hint"])
+        messages.setdefault((finding["code"], finding["severity"], hint), []).append(one_line(finding["message"]))
+    return tuple(
+        Group(code, severity, hint, tuple(texts), finding_docs.of(code, severity))
+        for (code, severity, hint), texts in messages.items()
+    )
 
 
 def _lines(diff: str) -> Iterator[Line]:

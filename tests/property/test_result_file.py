@@ -30,7 +30,9 @@ def written(made: Explained) -> dict[str, Any]:
     return result_file.dump(Result(report.as_dict(made.result.report), made.scene, "a\n", "b", None))
 
 
-@pytest.mark.parametrize("devices, policy, odd", [(1, "best-effort", False), (12, "restricted", True), (12, "none", True)])
+@pytest.mark.parametrize(
+    "devices, policy, odd", [(1, "best-effort", False), (12, "restricted", True), (12, "none", True)]
+)
 def test_what_is_written_opens_as_it_was(devices: int, policy: str, odd: bool) -> None:
     made = explained(devices, policy, odd)
     content = written(made)
