@@ -194,7 +194,7 @@ def _doctor(parsed: argparse.Namespace) -> int:
         content = doctor_report.as_dict(diagnosis)
         if wrong := problems(content, "doctor"):
             raise PcinumaError(f"internal error: the result is not valid: {wrong[0]}", hint="please report it")
-        text = _json(content)
+        text = json_text(content)
     else:
         text = doctor_report.as_text(diagnosis, quiet=parsed.quiet)
     _write(parsed.output, text.encode("utf-8"))

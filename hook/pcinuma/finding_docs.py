@@ -29,11 +29,9 @@ def page(name: str) -> str:
             if code.content not in seen:
                 seen.add(code.content)
                 code.attrSet("id", code.content)
-    for token in _flat(tokens):
-        if token.type == "link_open":
-            target = str(token.attrGet("href"))
-            other = target.removesuffix(".md")
-            token.attrSet("href", other if other in NAMES else target)
+    for token in tokens:
+        if token.children is not None:
+            token.children = list(_linked(token.children))
     return str(markdown.renderer.render(list(_boxed(tokens)), markdown.options, {}))
 
 
@@ -117,10 +115,18 @@ def _codes(row: Sequence[tuple[str, Token]]) -> list[Token]:
     return [token for token in row[0][1].children or () if token.type == "code_inline"]
 
 
-def _flat(tokens: Iterable[Token]) -> Iterator[Token]:
+def _linked(tokens: Iterable[Token]) -> Iterator[Token]:
+    """The tokens with links to what the page has, or to elsewhere; of others the text alone. No link is in another."""
+    kept = True
     for token in tokens:
-        yield token
-        yield from token.children or ()
+        if token.type == "link_open":
+            target = str(token.attrGet("href"))
+            name, _, _ = target.partition(".md")
+            kept = name in NAMES or target.startswith("https://")
+            if name in NAMES:
+                token.attrSet("href", target.replace(".md", "", 1))
+        if kept or token.type not in ("link_open", "link_close"):
+            yield token
 
 
 @cache

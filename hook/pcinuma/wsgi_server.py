@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -74,7 +75,7 @@ async def _serve(app: AsgiApp, listener: socket.socket, ready: Callable[[], None
         loop.add_signal_handler(number, ended.set)
     loop.set_exception_handler(lambda _, context: _tell(fault, context))
     ready()
-    await hypercorn_serve(app, _config(listener, fault), shutdown_trigger=ended.wait, mode="asgi")
+    await hypercorn_serve(app, config(listener, fault), shutdown_trigger=ended.wait, mode="asgi")
 
 
 # --- around the application ------------------------------------------------------------------------------------
@@ -201,26 +202,35 @@ hypercorn.asyncio.run.TCPServer = _Connection  # type: ignore[attr-defined]
 
 
 class _Config(Config):
-    """Hypercorn with a socket of ours."""
+    """Hypercorn with a socket of ours, and a TLS context where there is to be TLS."""
 
-    def __init__(self, listener: socket.socket):
+    def __init__(self, listener: socket.socket, context: ssl.SSLContext | None):
         super().__init__()
         self._listener = listener
+        self._context = context
+
+    @property
+    def ssl_enabled(self) -> bool:
+        return self._context is not None
+
+    def create_ssl_context(self) -> ssl.SSLContext | None:
+        return self._context
 
     def create_sockets(self) -> Sockets:
-        return Sockets([], [self._listener], [])
+        return Sockets([self._listener], [], []) if self.ssl_enabled else Sockets([], [self._listener], [])
 
 
-def _config(listener: socket.socket, fault: Fault) -> Config:
-    config = _Config(listener)
-    config.keep_alive_timeout = IDLE_SECONDS
-    config.graceful_timeout = END_SECONDS
-    config.max_app_queue_size = 0  # a full queue would hold up the end of a connection whose body nobody reads further
-    config.include_server_header = False
-    config.accesslog = None
-    config.errorlog = None
-    config.logger_class = _logger_class(fault)
-    return config
+def config(listener: socket.socket, fault: Fault, context: ssl.SSLContext | None = None) -> Config:
+    """Hypercorn's configuration: what it says of errors goes to ``fault``, all else nowhere."""
+    made = _Config(listener, context)
+    made.keep_alive_timeout = IDLE_SECONDS
+    made.graceful_timeout = END_SECONDS
+    made.max_app_queue_size = 0  # a full queue would hold up the end of a connection whose body nobody reads further
+    made.include_server_header = False
+    made.accesslog = None
+    made.errorlog = None
+    made.logger_class = _logger_class(fault)
+    return made
 
 
 def _logger_class(fault: Fault) -> Any:

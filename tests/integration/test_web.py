@@ -9,8 +9,11 @@ import re
 import signal
 import socket
 import subprocess
+import sys
+import tarfile
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from html import unescape
 from pathlib import Path
@@ -429,7 +432,7 @@ def test_an_address_in_use_is_told(page: Page) -> None:
 )
 def test_another_sites_form_is_refused(page: Page, headers: dict[str, str]) -> None:
     for path in ("/", "/open"):
-        status, _, html = page.send(path, FORM, **headers)
+        status, _, html = page.send(path, FORM, None, **headers)
         assert (status, "another site sent this form" in html, "aligned.xml" in html) == (400, True, False)
 
 
@@ -590,3 +593,49 @@ def test_many_at_once_are_answered(page: Page) -> None:
     for thread in threads:
         thread.join(60)
     assert found == [200] * 12
+
+
+# --- what is installed -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of", ["source", "sdist"])
+def test_the_wheel_has_all_that_the_page_shows(tmp_path: Path, of: str) -> None:
+    """Made by the build backend as pip would, of the source or of its sdist, and run from where it is unpacked."""
+    made = tmp_path / "made"
+    made.mkdir()
+    code = "import sys, hatchling.build as b; print(getattr(b, sys.argv[1])(sys.argv[2]))"
+
+    def build(what: str, source: Path) -> Path:
+        done = subprocess.run(
+            [sys.executable, "-c", code, what, made], cwd=source, capture_output=True, text=True, check=True
+        )
+        return made / done.stdout.split()[-1]
+
+    source = ROOT
+    if of == "sdist":
+        with tarfile.open(build("build_sdist", ROOT)) as archive:
+            archive.extractall(tmp_path, filter="data")
+        source = next(path for path in tmp_path.iterdir() if path.name.startswith("pcinuma-"))
+    with zipfile.ZipFile(build("build_wheel", source)) as wheel:
+        wheel.extractall(tmp_path / "site")
+    environment = {"PYTHONPATH": str(tmp_path / "site")}
+    where = subprocess.run(
+        [sys.executable, "-c", "import pcinuma; print(pcinuma.__file__)"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert where.stdout.startswith(str(tmp_path))
+
+    with serving(**environment) as page:
+        for path in ("", "assets/page.css", "assets/page.js", "assets/icon.svg", "docs/findings", "docs/nccl"):
+            assert page.ask("GET", f"/{path}")[0] == 200
+        html = page.ask("GET", "/example")[2]
+        filled = {
+            name: unescape(text) for name, text in re.findall(r'<textarea id="(\w+)".*?>\n(.*?)</textarea>', html, re.S)
+        }
+        assert filled == FORM
+        status, _, html = page.send("/", filled)
+        share = downloads(html)["pcinuma-result.json"]
+        assert (status, page.send("/open", {}, {"result": ("r", share)})[0]) == (200, 200)

@@ -336,7 +336,7 @@ def test_landmarks_headings_and_tables(browser: Browser, page: Page) -> None:
     with opened(browser, page, "example") as tab:
         send(tab)
         for role in ("banner", "main", "contentinfo"):
-            assert tab.get_by_role(role).count() == 1, role  # type: ignore[arg-type]
+            assert tab.get_by_role(role).count() == 1, role
         assert tab.locator("h1").count() == 1
         levels = [int(tag[1]) for tag in tab.locator("h1, h2, h3").evaluate_all("hs => hs.map(h => h.tagName)")]
         assert all(later - earlier <= 1 for earlier, later in pairwise(levels))

@@ -50,12 +50,12 @@ def test_every_code_of_the_document_is_an_anchor_once() -> None:
         for row in table.splitlines():
             codes.update(re.findall(r"`([a-z0-9-]+)`", row.split("|")[1]))
     assert len(codes) > 40
-    tree = document_fromstring(finding_docs.page("findings"))
-    assert sorted(tree.xpath("//code/@id")) == sorted(codes)
+    found = [code.get("id") for code in document_fromstring(finding_docs.page("findings")).iter("code")]
+    assert sorted(filter(None, found)) == sorted(codes)
 
 
-def test_links_between_the_documents_lead_to_the_pages() -> None:
-    tree = document_fromstring(finding_docs.page("findings"))
-    targets = set(tree.xpath("//a/@href"))
-    assert "nccl" in targets
-    assert not [target for target in targets if target.endswith(".md")]
+def test_links_lead_to_the_pages_or_out() -> None:
+    for name in finding_docs.NAMES:
+        links = [link.get("href", "") for link in document_fromstring(finding_docs.page(name)).iter("a")]
+        assert "nccl" in links or name == "nccl"
+        assert [link for link in links if link not in finding_docs.NAMES and not link.startswith("https://")] == []
