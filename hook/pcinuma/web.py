@@ -5,6 +5,7 @@ Without JavaScript all of it works; ``page.js`` adds dropping of files and copyi
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import socket
@@ -67,19 +68,23 @@ def serve(settings: Settings) -> int:
 
 def _say_where(host: str, bound: str, port: int) -> None:
     if not web_guard.is_loopback(bound):
-        print(
-            f"{PROGRAM}: warning: the page is served on {shown(bound, port)}, without encryption and without a login:"
-            " whoever reaches that address can use it, and reads what is sent to it on the way; this machine's own"
-            " devices are not shown to them\n"
-            "hint: listen on 127.0.0.1, and reach it by ssh -L or kubectl port-forward",
-            file=sys.stderr,
+        _say(
+            f"warning: the page is served on {shown(bound, port)}, without encryption and without a login: whoever"
+            " reaches that address can use it, and who is on the way reads what is sent to it; this machine's own devices are"
+            " not shown there\nhint: listen on 127.0.0.1, and reach it by ssh -L or kubectl port-forward"
         )
     name = socket.gethostname() if bound in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not listened on
-    print(f"{PROGRAM}: the debug page is at http://{shown(name, port)}/ (Ctrl-C ends it)", file=sys.stderr, flush=True)
+    _say(f"the debug page is at http://{shown(name, port)}/ (Ctrl-C ends it)")
 
 
 def _fault(line: str) -> None:
-    print(f"{PROGRAM}: error: {line}", file=sys.stderr, flush=True)
+    _say(f"error: {line}")
+
+
+def _say(text: str) -> None:
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):  # nobody reads it any more, which is no reason to end
+            print(f"{PROGRAM}: {text}", file=sys.stderr, flush=True)
 
 
 # --- the application -------------------------------------------------------------------------------------------

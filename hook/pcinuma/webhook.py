@@ -211,9 +211,10 @@ def _config(listener: socket.socket, context: ssl.SSLContext, log: Log) -> Confi
 
 
 def _log_fault(log: Log, context: Mapping[str, Any]) -> None:
-    """What asyncio cannot hand to anybody. A connection that breaks off, or a client without TLS, is no fault."""
+    """What asyncio cannot hand to anybody. A connection that breaks off, or is broken off at the end, or a client
+    without TLS, is no fault."""
     error = context.get("exception")
-    if isinstance(error, (OSError, ssl.SSLError)):
+    if isinstance(error, (OSError, ssl.SSLError, asyncio.CancelledError)):
         return
     what = f"{context.get('message')}: {type(error).__name__}: {error}" if error else str(context.get("message"))
     log.write("error", "server", {"error": one_line(what)})

@@ -257,8 +257,8 @@ def _logger_class(fault: Fault) -> Any:
 
 
 def _tell(fault: Fault, context: Mapping[str, Any]) -> None:
-    """What asyncio cannot hand to anybody; a connection that breaks off is no fault. The error's own words may hold
-    what somebody sent, so its type is told alone."""
+    """What asyncio cannot hand to anybody; a connection that breaks off, or is broken off at the end, is no fault. The
+    error's own words may hold what somebody sent, so its type is told alone."""
     error = context.get("exception")
-    if not isinstance(error, OSError):
+    if not isinstance(error, (OSError, asyncio.CancelledError)):
         fault(one_line(f"{context.get('message')}: {type(error).__name__}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import json
 import re
@@ -534,29 +535,26 @@ def begun(page: Page, body: bytes, kind: str, sent: int) -> socket.socket:
 
 def test_slow_clients_hold_nobody_up_and_are_told() -> None:
     body, kind = multipart(FORM, {})
-    with serving() as page:
-        slow = [begun(page, body, kind, 100) for _ in range(40)]
+    with serving() as page, contextlib.ExitStack() as stack:
+        slow = [stack.enter_context(begun(page, body, kind, 100)) for _ in range(40)]
         started = time.monotonic()
         assert page.send("/", FORM)[0] == 200
         assert time.monotonic() - started < 5
         answer = slow[0].recv(4096)
         assert answer.startswith(b"HTTP/1.1 408")
         assert b"x-frame-options: DENY" in answer
-        for connection in slow:
-            connection.close()
+        stack.close()
         assert page.end() == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_cleanly_with_a_request_in_flight(number: int) -> None:
-    with serving() as page:
+    with serving() as page, begun(page, *multipart(FORM, {}), 100):
         first = page.said
-        connection = begun(page, *multipart(FORM, {}), 100)
         started = time.monotonic()
         assert page.end(number) == 0
         assert time.monotonic() - started < 8
         assert page.said == first, "it said something at its end"
-        connection.close()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", page.port), timeout=1)
 
@@ -583,6 +581,21 @@ def test_nothing_is_stored_or_logged() -> None:
         assert not [path for path in open_files if path.is_file()]
         assert page.end() == 0
         assert page.said == first
+
+
+def test_nobody_who_reads_what_it_says_is_no_reason_to_end() -> None:
+    process = subprocess.Popen([PROGRAM, "web", "--listen", "127.0.0.1:0"], stderr=subprocess.PIPE, text=True)
+    with process:
+        assert process.stderr is not None
+        found = re.search(r":(\d+)/", process.stderr.readline())
+        process.stderr.close()
+        assert found is not None
+        client = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=10)
+        client.request("GET", "/")
+        assert client.getresponse().status == 200
+        client.close()
+        process.terminate()
+        assert process.wait(20) == 0
 
 
 def test_many_at_once_are_answered(page: Page) -> None:
