@@ -69,9 +69,10 @@ def serve(settings: Settings) -> int:
 def _say_where(host: str, bound: str, port: int) -> None:
     if not web_guard.is_loopback(bound):
         _say(
-            f"warning: the page is served on {shown(bound, port)}, without encryption and without a login: whoever"
-            " reaches that address can use it, and who is on the way reads what is sent to it; this machine's own devices are"
-            " not shown there\nhint: listen on 127.0.0.1, and reach it by ssh -L or kubectl port-forward"
+            f"warning: the page is served on {shown(bound, port)}, without encryption and without a login:"
+            " whoever reaches that address can use it, and who is on the way reads what is sent to it;"
+            " this machine's own devices are not shown there\n"
+            "hint: listen on 127.0.0.1, and reach it by ssh -L or kubectl port-forward"
         )
     name = socket.gethostname() if bound in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not listened on
     _say(f"the debug page is at http://{shown(name, port)}/ (Ctrl-C ends it)")
