@@ -11,6 +11,9 @@ RUN ["/src/scripts/image.sh", "packages"]
 COPY pyproject.toml README.md LICENSE /src/
 COPY requirements /src/requirements
 COPY schemas /src/schemas
+# what the debug page shows: the documentation of findings, the example
+COPY docs/findings.md docs/nccl.md /src/docs/
+COPY examples/two-sockets /src/examples/two-sockets
 COPY hook /src/hook
 RUN ["/src/scripts/image.sh", "tree", "/src", "/tree"]
 

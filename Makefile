@@ -25,7 +25,7 @@ bench: $(VENV)/.dev
 golden: $(VENV)/.dev
 	$(VENV)/bin/python -m pytest -q tests/golden --regenerate-golden
 
-# The pictures in docs/, after a change of how they look; needs Chromium.
+# The pictures in docs/, those of the debug page too, after a change of how they look; needs Chromium.
 screenshots: $(VENV)/.dev
 	$(VENV)/bin/python -m tests.support.screenshots
 

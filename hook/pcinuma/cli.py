@@ -20,6 +20,7 @@ from pcinuma.edge import (
     guarded,
     hook_defaults_of,
     host_of,
+    json_text,
     read_file,
     write_stdout,
 )
@@ -81,7 +82,7 @@ def _explain(parsed: argparse.Namespace) -> int:
 
         _write(parsed.svg, svg.draw(explained.scene).encode("utf-8"))
     if parsed.json:
-        text = _json(content)
+        text = json_text(content)
     else:
         from pcinuma import tree
 
@@ -142,7 +143,7 @@ def _check(parsed: argparse.Namespace) -> int:
     content = {"version": report.VERSION, "findings": [report.finding_dict(finding) for finding in findings]}
     _write_report(parsed, content)
     if parsed.json:
-        text = _json(content)
+        text = json_text(content)
     else:
         lines = [report.finding_line(finding) for finding in findings] or ["nothing found"]
         text = "\n".join(lines) + "\n"
@@ -177,7 +178,7 @@ def _snapshot(parsed: argparse.Namespace) -> int:
     from pcinuma import discover, host_file
 
     tree = discover.RecordedTree(parsed.sysfs) if parsed.sysfs else discover.LiveTree()
-    _write(parsed.output, _json(host_file.dump(discover.read_all(tree))).encode("utf-8"))
+    _write(parsed.output, json_text(host_file.dump(discover.read_all(tree))).encode("utf-8"))
     return 0
 
 
@@ -195,7 +196,7 @@ def _doctor(parsed: argparse.Namespace) -> int:
         content = doctor_report.as_dict(diagnosis)
         if wrong := problems(content, "doctor"):
             raise PcinumaError(f"internal error: the result is not valid: {wrong[0]}", hint="please report it")
-        text = _json(content)
+        text = json_text(content)
     else:
         text = doctor_report.as_text(diagnosis, quiet=parsed.quiet)
     _write(parsed.output, text.encode("utf-8"))
@@ -251,6 +252,18 @@ def _webhook(parsed: argparse.Namespace) -> int:
     from pcinuma import webhook
 
     return webhook.serve(webhook.Settings(listen, parsed.tls_cert, parsed.tls_key, sidecar, Log("json", "info")))
+
+
+def _web(parsed: argparse.Namespace) -> int:
+    from pcinuma.listen import address
+
+    try:
+        listen = address(parsed.listen)
+    except BadOption as error:
+        raise BadOption(error.message, where=error.where, hint="write it as 127.0.0.1:8080 or [::1]:8080") from None
+    from pcinuma import web  # the server's libraries cost 200 ms: what the flag says comes first
+
+    return web.serve(web.Settings(listen))
 
 
 # --- inputs and outputs ----------------------------------------------------------------------------------------
@@ -310,13 +323,7 @@ def _write_report(parsed: argparse.Namespace, content: dict[str, Any]) -> None:
     same = parsed.output is not None and os.path.realpath(parsed.report) == os.path.realpath(parsed.output)
     if same:
         raise BadOption("-o and --report name one file", where=parsed.report)
-    _write(parsed.report, _json(content).encode("utf-8"))
-
-
-def _json(content: dict[str, Any]) -> str:
-    import json  # here, as all that costs start-up time is imported where it is used
-
-    return json.dumps(content, indent=2, ensure_ascii=True) + "\n"
+    _write(parsed.report, json_text(content).encode("utf-8"))
 
 
 def _write(path: str | None, data: bytes) -> None:
@@ -435,6 +442,18 @@ example of the file of --config; flags win over it:
   options: {policy: restricted}
 """
 
+_WEB = """\
+Serves the debug page: paste or drop a domain XML, a VMI and a host record, and see the picture, the devices, the
+findings, the diff, and the files to download. What is sent is worked on in memory, neither stored nor logged.
+On loopback, where alone it can read this machine as the host. Ends cleanly on SIGTERM and SIGINT.
+
+example, and then http://127.0.0.1:8080/ in a browser:
+  pcinuma web
+
+example, on a node that you reach by ssh -L 8080:127.0.0.1:8080 NODE:
+  pcinuma web --listen 127.0.0.1:8080
+"""
+
 _SNAPSHOT = """\
 Records this host's nodes, PCI functions and mediated devices as one JSON file, for --host on another machine.
 No serial number is read: neither configuration space, nor VPD, nor any serial_number file.
@@ -538,6 +557,8 @@ def _parser() -> argparse.ArgumentParser:
     webhook.add_argument("--image", metavar="REF", help="the sidecar's image; its entrypoint is pcinuma")
     webhook.add_argument("--image-pull-policy", metavar="Always|IfNotPresent|Never", help="default: IfNotPresent")
     webhook.add_argument("--config", metavar="FILE", help="YAML: image, image-pull-policy, version, options")
+    web = command("web", _web, "serve the debug page on loopback", _WEB)
+    web.add_argument("--listen", default="127.0.0.1:8080", metavar="HOST:PORT", help="default: 127.0.0.1:8080")
     snapshot.add_argument("--sysfs", metavar="DIR", help="read a tree laid out like /sys instead of this machine")
     snapshot.add_argument("-o", dest="output", metavar="FILE", help="where the JSON goes (default: standard output)")
     return parser

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pcinuma.errors import BadInput, BadOption, PcinumaError
@@ -15,6 +15,18 @@ if TYPE_CHECKING:
 
 PROGRAM = "pcinuma"
 INTERRUPTED = 130
+
+OPTION_HELP = {
+    "policy": "what happens to devices that do not fit their own cell (default: best-effort)",
+    "group-by": "numa (default): an expander per cell; root-complex: one per host root complex of a cell;"
+    " switch: the host's PCIe switches rebuilt below the cell's expander",
+    "unmapped": "what to do with a device whose host node is of no cell (default: leave)",
+    "addressed": "whether a device that has a guest address keeps it (default: keep)",
+    "mmio": "BARs that the guest cannot address: say so (report, default), or set maxphysaddr as well (apply)",
+    "distances": "host: write the host's NUMA distances where the domain has none (default: keep)",
+    "gpudirect-clique": "by-switch: one GPUDirect clique for NVIDIA GPUs below one host switch (default: none)",
+}
+"""What each option does, in a line: for `--help` and the debug page."""
 
 
 def guarded(run: Callable[[], int], *, debug: bool) -> int:
@@ -81,6 +93,13 @@ def _forget_stdout() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
+def json_text(content: Mapping[str, Any]) -> str:
+    """The text of a JSON file that people may read, too."""
+    import json  # here, as all that costs start-up time is imported where it is used
+
+    return json.dumps(content, indent=2, ensure_ascii=True) + "\n"
+
+
 def complain(error: PcinumaError) -> None:
     """The error, and its hint if it has one, on standard error."""
     if sys.stderr is None:
@@ -120,19 +139,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The option flags and the file of defaults."""
     from pcinuma.options import CHOICES
 
-    what = {
-        "policy": "what happens to devices that do not fit their own cell (default: best-effort)",
-        "group-by": "numa (default): an expander per cell; root-complex: one per host root complex of a cell;"
-        " switch: the host's PCIe switches rebuilt below the cell's expander",
-        "unmapped": "what to do with a device whose host node is of no cell (default: leave)",
-        "addressed": "whether a device that has a guest address keeps it (default: keep)",
-        "mmio": "BARs that the guest cannot address: say so (report, default), or set maxphysaddr as well (apply)",
-        "distances": "host: write the host's NUMA distances where the domain has none (default: keep)",
-        "gpudirect-clique": "by-switch: one GPUDirect clique for NVIDIA GPUs below one host switch (default: none)",
-    }
     parser.add_argument("--config", metavar="FILE", help="YAML file of defaults, under the names of these flags")
     for name, choices in CHOICES.items():
-        parser.add_argument(f"--{name}", metavar="|".join(choices), help=what[name])
+        parser.add_argument(f"--{name}", metavar="|".join(choices), help=OPTION_HELP[name])
 
 
 def flags_of(parsed: argparse.Namespace) -> dict[str, str | None]:

@@ -12,27 +12,22 @@ import signal
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import hypercorn.asyncio.run
 from flask import Flask, Response, request
 from hypercorn.asyncio import serve as hypercorn_serve
-from hypercorn.asyncio.tcp_server import TCPServer
-from hypercorn.config import Config, Sockets
+from hypercorn.config import Config
 from hypercorn.middleware.wsgi import AsyncioWSGIMiddleware
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from werkzeug.exceptions import HTTPException
 
-from pcinuma import admission, certificates
+from pcinuma import admission, certificates, wsgi_server
 from pcinuma.body_limits import BodyLimits
 from pcinuma.errors import BadInput, one_line
 from pcinuma.listen import Listener, shown
 from pcinuma.log import LOG_SECONDS, Log
-
-if TYPE_CHECKING:
-    from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
 MUTATE = "/mutate"
 MAX_BODY = 7 * 1024 * 1024
@@ -44,7 +39,6 @@ CONNECTIONS = 256
 HANDSHAKE_SECONDS = 5
 IDLE_SECONDS = 10
 """For a connection without a request, and for the head of one."""
-CLOSE_SECONDS = 1
 END_SECONDS = 15
 """For requests in flight when the end comes; above what one may take, below Kubernetes' 30 s to SIGKILL."""
 WATCH_SECONDS = 1
@@ -111,7 +105,7 @@ def application(
     sidecar: admission.Sidecar, certificate: Callable[[], certificates.Certificate], metrics: Metrics, log: Log
 ) -> Flask:
     """The WSGI application: ``/mutate``, ``/healthz``, ``/readyz``, ``/metrics``."""
-    app = _App(__name__, static_folder=None)
+    app = wsgi_server.App(__name__, static_folder=None)
 
     @app.post(MUTATE)
     def mutate() -> Response:
@@ -154,18 +148,6 @@ def application(
         return answer
 
     return app
-
-
-class _App(Flask):
-    """Flask that answers with one piece of body at least, if an empty one: Hypercorn 0.18 sends no head without it."""
-
-    def wsgi_app(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
-        pieces = super().wsgi_app(environ, start_response)
-        try:
-            return list(pieces) or [b""]
-        finally:
-            if callable(close := getattr(pieces, "close", None)):
-                close()
 
 
 class _WrongType(BadInput):
@@ -219,91 +201,20 @@ class Metrics:
 # --- Hypercorn -------------------------------------------------------------------------------------------------
 
 
-class _Connection(TCPServer):
-    """Hypercorn's connection, without two waits of version 0.18: one that the client has closed lives on, with its
-    buffers, until the time for its next request is over; one that is closed here, until the client agrees."""
-
-    async def _read_data(self) -> None:
-        try:
-            await super()._read_data()
-        finally:
-            await self.idle_task.stop()
-
-    async def _initiate_server_close(self) -> None:
-        await super()._initiate_server_close()
-        self.loop.call_later(CLOSE_SECONDS, self.writer.transport.abort)
-
-    async def _close(self) -> None:
-        late = self.loop.call_later(CLOSE_SECONDS, self.writer.transport.abort)
-        try:
-            await super()._close()
-        finally:
-            late.cancel()
-
-
-hypercorn.asyncio.run.TCPServer = _Connection  # type: ignore[attr-defined]
-
-
-class _Config(Config):
-    """Hypercorn with a socket and a TLS context of ours."""
-
-    def __init__(self, listener: socket.socket, context: ssl.SSLContext):
-        super().__init__()
-        self._listener = listener
-        self._context = context
-
-    @property
-    def ssl_enabled(self) -> bool:
-        return True
-
-    def create_ssl_context(self) -> ssl.SSLContext:
-        return self._context
-
-    def create_sockets(self) -> Sockets:
-        return Sockets([self._listener], [], [])
-
-
 def _config(listener: socket.socket, context: ssl.SSLContext, log: Log) -> Config:
-    config = _Config(listener, context)
+    config = wsgi_server.config(listener, lambda line: log.write("error", "server", {"error": line}), context)
     config.ssl_handshake_timeout = HANDSHAKE_SECONDS
     config.keep_alive_timeout = IDLE_SECONDS
     config.graceful_timeout = END_SECONDS
     config.keep_alive_max_requests = 100_000
-    config.max_app_queue_size = 0  # a full queue would hold up the end of a connection whose body nobody reads further
-    config.include_server_header = False
-    config.accesslog = None
-    config.errorlog = None
-    config.logger_class = _logger_class(log)
     return config
 
 
-def _logger_class(log: Log) -> Any:
-    """Hypercorn's own words, what it says of errors alone, in our log."""
-
-    class Logger:
-        def __init__(self, _config: Config) -> None:
-            pass
-
-        async def access(self, *_: Any) -> None:
-            pass
-
-        info = debug = warning = access
-
-        async def error(self, message: str, *_: Any, **__: Any) -> None:
-            log.write("error", "server", {"error": one_line(message)})
-
-        critical = exception = error
-
-        async def log(self, _level: int, message: str, *_: Any, **__: Any) -> None:
-            await self.error(message)
-
-    return Logger
-
-
 def _log_fault(log: Log, context: Mapping[str, Any]) -> None:
-    """What asyncio cannot hand to anybody. A connection that breaks off, or a client without TLS, is no fault."""
+    """What asyncio cannot hand to anybody. A connection that breaks off, or is broken off at the end, or a client
+    without TLS, is no fault."""
     error = context.get("exception")
-    if isinstance(error, (OSError, ssl.SSLError)):
+    if isinstance(error, (OSError, ssl.SSLError, asyncio.CancelledError)):
         return
     what = f"{context.get('message')}: {type(error).__name__}: {error}" if error else str(context.get("message"))
     log.write("error", "server", {"error": one_line(what)})

@@ -253,6 +253,33 @@ def test_the_webhook_serves(tree: Path) -> None:
             process.wait()
 
 
+@pytest.mark.timeout(300)
+def test_the_debug_page_serves_with_all_it_shows(tree: Path) -> None:
+    with sidecar.folder() as folder:
+        arguments = ("web", "--listen=127.0.0.1:0")
+        line, environment = image.command(tree, folder, *image.recipe().entrypoint, *arguments, network=True)
+        with subprocess.Popen(line, env=environment, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stderr is not None
+                said = process.stderr.readline()
+                found = re.search(r"http://127\.0\.0\.1:(\d+)/", said)
+                assert found is not None, said
+                for path, text in (
+                    ("/example", "ml_train-0"),
+                    ("/docs/findings", "mmio-window"),
+                    ("/assets/page.css", ""),
+                ):
+                    connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=10)
+                    connection.request("GET", path)
+                    answer = connection.getresponse()
+                    assert (answer.status, text in answer.read().decode()) == (200, True)
+                    connection.close()
+                process.terminate()
+                assert process.wait(timeout=20) == 0
+            finally:
+                process.kill()
+
+
 # --- the Dockerfile --------------------------------------------------------------------------------------------
 
 

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from xml.sax.saxutils import escape
 
-from pcinuma.host_file import HostFile
+from pcinuma.domain_xml import load
+from pcinuma.host_file import HostFile, dump
+from pcinuma.model import HostQuery
+from pcinuma.parse import parse
 from tests.support import domains, hosts
+
+
+def machine_files(devices: int, nodes: int, *, odd: bool = False) -> tuple[bytes, bytes]:
+    """The same as files: the domain, and the record of the host."""
+    xml, host = machine(devices, nodes, odd=odd)
+    everything = HostQuery(frozenset(device.source for device in parse(load(xml)).devices if device.source is not None))
+    return xml, json.dumps(dump(host(everything))).encode()
 
 
 def machine(devices: int, nodes: int = 2, *, names: str = "ua-gpu-gpu{}", odd: bool = False) -> tuple[bytes, HostFile]:
