@@ -2,13 +2,17 @@
 PYTHON ?= python3
 VENV := .venv
 
-.PHONY: demo test lint bench lock golden screenshots proto clean
+.PHONY: demo test test-trixie lint bench lock golden screenshots proto clean
 
 demo: $(VENV)/.run
 	@scripts/demo.sh
 
 test: $(VENV)/.dev
 	@scripts/test.sh
+
+# As root: the libvirt and guest tests against Debian trixie's libvirt and QEMU, in a root made once; TESTS chooses some.
+test-trixie:
+	@scripts/test-trixie.sh $(TESTS)
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
