@@ -19,7 +19,7 @@ from tests.support.stand_in import Expected, GuestFailed, Route, StandIn, root_o
 _POLL_SECONDS = 0.05
 _TAIL_LINES = 25
 _EXPANSION_ROM = 6
-_FATAL_CONSOLE = re.compile(r"Kernel panic.*|X64 Exception Type.*|BdsDxe: failed to load.*")
+_FATAL_CONSOLE = re.compile(r"Kernel panic.*|X64 Exception Type.*|Synchronous Exception.*|BdsDxe: failed to load.*")
 _FATAL_SEABIOS = re.compile(r"PCI: out of .*address space")
 _SEABIOS_BUS = "pci_bios_init_bus_rec bus = "
 _MOST_SEABIOS_BUSES = 1000

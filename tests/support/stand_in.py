@@ -172,7 +172,8 @@ def _processors_and_memory(source: etree._Element, ovmf: bool, arch: str) -> lis
     if arch == "x86_64":
         # OVMF uses no more than 40 address bits on a CPU without 1 GiB pages.
         _add(cpu, "feature", name="pdpe1gb", policy="require")
-    extra_mib = 0
+    # EDK2 for arm64 ends in an exception with 96 MiB in the first cell
+    extra_mib = 0 if arch == "x86_64" else 256
     for given in source.iterfind("cpu/maxphysaddr"):
         bits = _emulated_address_bits(given)
         _add(cpu, "maxphysaddr", mode="emulate", bits=str(bits))
