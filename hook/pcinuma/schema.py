@@ -26,9 +26,12 @@ def validate(instance: object, name: str, where: str) -> None:
 def problems(instance: object, name: str) -> list[str]:
     """What is wrong with ``instance``, each as ``/path: message``; empty when it is valid."""
     found = []
-    for error in _validator(name).iter_errors(instance):
-        path = "/".join(str(part) for part in error.instance_path)
-        found.append(f"/{path}: {error.message}")
+    try:
+        for error in _validator(name).iter_errors(instance):
+            path = "/".join(str(part) for part in error.instance_path)
+            found.append(f"/{path}: {error.message}")
+    except UnicodeEncodeError:  # JSON can say "\ud800"; the validator takes text that is UTF-8
+        found.append("/: a text holds half of a surrogate pair, which no character is")
     return found
 
 

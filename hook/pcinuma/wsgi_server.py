@@ -22,6 +22,7 @@ from hypercorn.app_wrappers import WSGIWrapper
 from hypercorn.asyncio import serve as hypercorn_serve
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.config import Config, Sockets
+from hypercorn.events import Closed
 
 from pcinuma.body_limits import App as AsgiApp
 from pcinuma.body_limits import BodyLimits, Message, Receive, Send
@@ -178,7 +179,11 @@ def _with_headers(app: AsgiApp, headers: list[tuple[bytes, bytes]]) -> AsgiApp:
 
 class _Connection(TCPServer):
     """Hypercorn's connection, without two waits of version 0.18: one that the client has closed lives on, with its
-    buffers, until the time for its next request is over; one that is closed here, until the client agrees."""
+    buffers, until the time for its next request is over; one that is closed here, until the client agrees.
+
+    A connection is closed once: a second close() would take the transport what it aborts by (CPython,
+    asyncio/sslproto.py), and the client could hold up the end for half a minute.
+    """
 
     async def _read_data(self) -> None:
         try:
@@ -187,13 +192,21 @@ class _Connection(TCPServer):
             await self.idle_task.stop()
 
     async def _initiate_server_close(self) -> None:
-        await super()._initiate_server_close()
-        self.loop.call_later(CLOSE_SECONDS, self.writer.transport.abort)
+        if self.writer.is_closing():
+            await self.protocol.handle(Closed())
+        else:
+            await super()._initiate_server_close()
+            self.loop.call_later(CLOSE_SECONDS, self.writer.transport.abort)
 
     async def _close(self) -> None:
         late = self.loop.call_later(CLOSE_SECONDS, self.writer.transport.abort)
         try:
-            await super()._close()
+            if self.writer.is_closing():
+                with contextlib.suppress(OSError, RuntimeError, asyncio.CancelledError):
+                    await self.writer.wait_closed()
+                await self.idle_task.stop()
+            else:
+                await super()._close()
         finally:
             late.cancel()
 

@@ -1030,6 +1030,11 @@ def test_all_that_is_wrong_with_a_host_record_at_once(place: Place) -> None:
     place.call_transform().failed(2, "nodes/0/id", "functions/0/address", "more")
 
 
+def test_a_host_record_with_half_a_character(place: Place) -> None:
+    place.write("host.json", changed_host(functions=[{"address": "\ud800"}]))  # JSON has an escape for it
+    place.call_transform().failed(2, "host.json", "half of a surrogate pair")
+
+
 def test_a_host_record_with_a_byte_order_mark(place: Place) -> None:
     place.write("host.json", "\ufeff" + json.dumps(HOST))
     assert place.call_transform().succeeded().text == PLACED

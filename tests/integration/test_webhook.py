@@ -548,6 +548,17 @@ def resident(webhook: Webhook) -> int:
     return int(status.partition("VmRSS:")[2].split()[0]) * 1024
 
 
+def test_a_client_that_does_not_close_holds_up_no_end() -> None:
+    # what is no HTTP is answered 400 and closed, and TLS waits half a minute for the client to agree (asyncio's default)
+    with running() as webhook, webhook.connect() as connection:
+        connection.sendall(b"\0\0no HTTP\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 400 ")
+        begun = time.monotonic()
+        assert webhook.end() == 0
+        assert time.monotonic() - begun < 4
+        assert webhook.lines("server") == []
+
+
 def test_ten_thousand_reviews_leak_nothing() -> None:
     """And connections neither: each that is closed would leave 0.3 MB behind for ten seconds, were it Hypercorn's own."""
 

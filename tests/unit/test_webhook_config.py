@@ -55,6 +55,7 @@ def test_without_an_image_there_is_no_webhook() -> None:
         (b"image: 'a b'", "/image"),
         (b'image: "a\\nb"', "/image"),
         (b"image: 7", "/image"),
+        (b'{"image": "\\ud800"}', "half of a surrogate pair"),
         (b"image-pull-policy: Sometimes", "/image-pull-policy"),
         (b"version: v1beta1", "/version"),
         (b"options: [policy]", "/options"),
