@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 
-.PHONY: demo test test-trixie lint bench lock golden screenshots proto clean
+.PHONY: demo test test-trixie lint bench lock golden screenshots proto clean fuzz audit licences sbom
 
 demo: $(VENV)/.run
 	@scripts/demo.sh
@@ -24,6 +24,11 @@ bench: $(VENV)/.dev
 	$(VENV)/bin/python -m bench.transform
 	$(VENV)/bin/python -m bench.hook
 	$(VENV)/bin/python -m bench.webhook
+
+# Every fuzz target for MINUTES; what is found is in fuzz/finds. `python -m fuzz --help` has the rest.
+MINUTES ?= 1
+fuzz: $(VENV)/.dev
+	@$(VENV)/bin/python -m fuzz all --seconds $$(( $(MINUTES) * 60 ))
 
 # Writes what the golden cases say now; look at every line of the diff before committing it.
 golden: $(VENV)/.dev

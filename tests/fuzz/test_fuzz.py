@@ -1,0 +1,72 @@
+"""Every fuzz target for a few seconds, from the kept corpus on; `make fuzz MINUTES=n` gives them longer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+SECONDS = 5
+TARGETS = (
+    "domain", "shown", "grammar", "host", "sysfs", "vmi", "kubelet", "configuration_space", "review", "connection",
+    "hook_process", "webhook_process",
+)  # fmt: skip
+
+try:
+    import atheris
+
+    del atheris
+    LACKING = ""
+except ImportError as error:  # it has wheels for Linux on x86-64
+    LACKING = str(error)
+
+pytestmark = pytest.mark.skipif(bool(LACKING), reason=LACKING)
+
+
+def fuzz(target: str, place: Path, *flags: object) -> tuple[int, str]:
+    """A run of the fuzzer; its exit status and what it said."""
+    command = [sys.executable, "-m", "fuzz", target, "--found", place / "found", "--finds", place / "finds", *flags]
+    done = subprocess.run(list(map(str, command)), cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_finds_nothing(target: str, tmp_path: Path) -> None:
+    status, said = fuzz(target, tmp_path, "--seconds", SECONDS)
+    assert status == 0, said[-5000:]
+    if not target.endswith("_process"):
+        runs = int(said.rpartition("stat::number_of_executed_units:")[2].split()[0])
+        corpus = len(list((ROOT / "fuzz" / "corpus" / ("domain" if target == "shown" else target)).iterdir()))
+        assert runs > corpus > 0, "the corpus was not even run through"
+
+
+def test_every_target_is_tested() -> None:
+    from fuzz.__main__ import PROCESSES
+    from fuzz.__main__ import TARGETS as KNOWN
+
+    from fuzz import processes, targets
+
+    assert (*KNOWN, *PROCESSES) == TARGETS
+    assert not [name for name in KNOWN if not hasattr(targets, name)]
+    assert not [name for name in PROCESSES if not hasattr(processes, name)]
+
+
+def planted(data: bytes) -> None:
+    """A fault behind three branches, each a byte: chance alone would take 2^24 tries."""
+    if data[:1] == b"<" and data[1:2] == b"d" and data[2:3] == b">":
+        raise ValueError("planted")
+
+
+def test_a_planted_fault_is_found_and_kept(tmp_path: Path) -> None:
+    status, said = fuzz("tests.fuzz.test_fuzz:planted", tmp_path, "--seconds", 60)
+    assert status != 0
+    assert "ValueError: planted" in said
+    (find,) = (tmp_path / "finds").iterdir()
+    assert find.read_bytes().startswith(b"<d>")
+    again, said = fuzz("tests.fuzz.test_fuzz:planted", tmp_path, "--input", find)
+    assert again != 0
+    assert "ValueError: planted" in said
