@@ -51,11 +51,13 @@ def _transform(parsed: argparse.Namespace) -> int:
 
     data, where = _domain(parsed)
     result = pipeline.transform(data, _options(parsed), host_of(parsed), where=where)
+    outputs: list[tuple[str | None, bytes]] = []
     if parsed.report is not None:
         from pcinuma.report import as_dict
 
-        _write_report(parsed, as_dict(result.report))
+        outputs += _report(parsed, as_dict(result.report))
     if result.refusal is not None:
+        _write_all(*outputs)
         raise result.refusal
     _warn(parsed, result.report.findings)
     if parsed.format == "diff":
@@ -63,9 +65,10 @@ def _transform(parsed: argparse.Namespace) -> int:
         from pcinuma.report import diff
 
         before, after = load(data, where).text, load(result.xml, where).text
-        _write(parsed.output, diff(before, after).encode("utf-8"))
+        outputs.append((parsed.output, diff(before, after).encode("utf-8")))
     else:
-        _write(parsed.output, result.xml)
+        outputs.append((parsed.output, result.xml))
+    _write_all(*outputs)
     return 0
 
 
@@ -76,11 +79,11 @@ def _explain(parsed: argparse.Namespace) -> int:
     data, where = _domain(parsed)
     explained = explain.explain(data, _options(parsed), host_of(parsed), where=where)
     content = report.as_dict(explained.result.report)
-    _write_report(parsed, content)
+    outputs = _report(parsed, content)
     if parsed.svg is not None:
         from pcinuma import svg
 
-        _write(parsed.svg, svg.draw(explained.scene).encode("utf-8"))
+        outputs.append((parsed.svg, svg.draw(explained.scene).encode("utf-8")))
     if parsed.json:
         text = json_text(content)
     else:
@@ -89,7 +92,7 @@ def _explain(parsed: argparse.Namespace) -> int:
         terminal = parsed.output is None and sys.stdout is not None and sys.stdout.isatty()
         signs = tree.ASCII if parsed.ascii else tree.UNICODE
         text = tree.draw(explained.scene, width=_columns(terminal), colour=terminal and _takes_colour(), signs=signs)
-    _write(parsed.output, text.encode("utf-8"))
+    _write_all(*outputs, (parsed.output, text.encode("utf-8")))
     return 0
 
 
@@ -106,14 +109,14 @@ def _nccl_topo(parsed: argparse.Namespace) -> int:
     read_host = host_of(parsed)
     result = pipeline.transform(data, _options(parsed), read_host, where=where)
     if result.refusal is not None:
-        _write_report(parsed, as_dict(result.report))
+        _write_all(*_report(parsed, as_dict(result.report)))
         raise result.refusal
     made = nccl_topo.topology_file(result.xml, read_host, where=where)
     report = replace(result.report, findings=(*result.report.findings, *made.findings))
-    _write_report(parsed, as_dict(report))
+    outputs = _report(parsed, as_dict(report))
     # whoever takes the file has what the advice of the one is; the other is about a domain that is not written
     _warn(parsed, [finding for finding in report.findings if finding.code not in NOT_FOR_NCCL])
-    _write(parsed.output, made.text.encode("ascii"))
+    _write_all(*outputs, (parsed.output, made.text.encode("ascii")))
     return 0
 
 
@@ -141,13 +144,13 @@ def _check(parsed: argparse.Namespace) -> int:
     data, where = _domain(parsed)
     findings = check.check(data, _options(parsed), host_of(parsed), where=where)
     content = {"version": report.VERSION, "findings": [report.finding_dict(finding) for finding in findings]}
-    _write_report(parsed, content)
+    outputs = _report(parsed, content)
     if parsed.json:
         text = json_text(content)
     else:
         lines = [report.finding_line(finding) for finding in findings] or ["nothing found"]
         text = "\n".join(lines) + "\n"
-    _write(parsed.output, text.encode("utf-8"))
+    _write_all(*outputs, (parsed.output, text.encode("utf-8")))
     return 1 if any(finding.severity == "error" for finding in findings) else 0
 
 
@@ -313,9 +316,10 @@ def _refuse_one_file(parsed: argparse.Namespace) -> None:
             raise BadOption(f"{flag} and --svg name one file", where=parsed.svg)
 
 
-def _write_report(parsed: argparse.Namespace, content: dict[str, Any]) -> None:
+def _report(parsed: argparse.Namespace, content: dict[str, Any]) -> list[tuple[str | None, bytes]]:
+    """The output of ``--report``, if it is wanted."""
     if parsed.report is None:
-        return
+        return []
     if parsed.report == "-":
         raise BadOption(
             "--report takes a file: standard output carries the result alone", hint="pcinuma explain --json"
@@ -323,41 +327,53 @@ def _write_report(parsed: argparse.Namespace, content: dict[str, Any]) -> None:
     same = parsed.output is not None and os.path.realpath(parsed.report) == os.path.realpath(parsed.output)
     if same:
         raise BadOption("-o and --report name one file", where=parsed.report)
-    _write(parsed.report, json_text(content).encode("utf-8"))
+    return [(parsed.report, json_text(content).encode("utf-8"))]
 
 
 def _write(path: str | None, data: bytes) -> None:
     """To the file, whole or not at all; to standard output for None and ``-``."""
-    if path is None or path == "-":
-        write_stdout(data)
-        return
+    _write_all((path, data))
+
+
+def _write_all(*outputs: tuple[str | None, bytes]) -> None:
+    """Every output, or no file: each is written beside its place first, and none takes it before all are whole.
+
+    Pipes, devices and at last standard output are written to in between: what they got cannot be taken back.
+    """
+    from pcinuma.output import Replacement
+
+    streams = [(path, data) for path, data in outputs if path is None or path == "-"]
+    named = [(path, data) for path, data in outputs if path is not None and path != "-"]
+    special = [(path, data) for path, data in named if os.path.lexists(path) and not os.path.isfile(path)]
+    prepared: list[Replacement] = []
     try:
-        if os.path.lexists(path) and not os.path.isfile(path):
-            with open(path, "wb") as special:  # a pipe or a device is written to, not replaced
-                special.write(data)
-            return
-        _replace(os.path.realpath(path), data)
+        for output in named:
+            if output not in special:
+                prepared.append(Replacement(*output))
+        for path, data in special:
+            _write_special(path, data)
+        reader_has_gone: BrokenPipeError | None = None
+        for _, data in streams:
+            try:
+                write_stdout(data)
+            except BrokenPipeError as error:  # as with `| head`: the files are wanted all the same
+                reader_has_gone = error
+        for replacement in prepared:
+            replacement.take_place()
+        if reader_has_gone is not None:
+            raise reader_has_gone
+    finally:
+        for replacement in prepared:
+            replacement.discard()
+
+
+def _write_special(path: str, data: bytes) -> None:
+    """To a pipe or a device, which is written to, not replaced."""
+    try:
+        with open(path, "wb") as special:
+            special.write(data)
     except OSError as error:
         raise BadInput(f"cannot be written: {error.strerror or error}", where=path) from None
-
-
-def _replace(path: str, data: bytes) -> None:
-    temporary = f"{path}.{os.getpid()}.tmp"
-    try:
-        with open(temporary, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if os.path.exists(path):
-            old = os.stat(path)
-            with contextlib.suppress(OSError):  # only root may give a file away
-                os.chown(temporary, old.st_uid, old.st_gid)
-            os.chmod(temporary, old.st_mode & 0o7777)
-        os.replace(temporary, path)
-    except BaseException:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-        raise
 
 
 # --- the parser ------------------------------------------------------------------------------------------------

@@ -1,0 +1,170 @@
+"""Faults of the machine: killed at every step of writing, no room, a clock that jumps, many starts."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import resource
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.support import sidecar
+from tests.support.sidecar import PROGRAM, Client
+
+EXAMPLE = ROOT / "examples" / "two-sockets"
+DOMAIN, HOST = EXAMPLE / "domain.xml", EXAMPLE / "host.json"
+COMMAND = ("transform", DOMAIN, "--host", HOST)
+OLD = b"what was there before\n"
+
+
+def transform(*flags: object, **given: object) -> subprocess.CompletedProcess[bytes]:
+    command = list(map(str, (PROGRAM, *COMMAND, *flags)))
+    return subprocess.run(command, capture_output=True, timeout=30, check=False, **given)  # type: ignore[call-overload,no-any-return]
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> dict[str, bytes]:
+    """What the two files hold when all goes well."""
+    assert transform("-o", tmp_path / "whole", "--report", tmp_path / "whole-report").returncode == 0
+    return {"out": (tmp_path / "whole").read_bytes(), "report": (tmp_path / "whole-report").read_bytes()}
+
+
+@pytest.mark.parametrize("is_there", (True, False))
+@pytest.mark.parametrize("flags", (("-o", "missing/out", "--report", "report"), ("-o", "out", "--report", "missing/r")))
+def test_both_files_or_none(tmp_path: Path, flags: tuple[str, ...], is_there: bool) -> None:
+    names = ("out", "report")
+    for name in names if is_there else ():
+        (tmp_path / name).write_bytes(OLD)
+    done = transform(*flags, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"pcinuma: error: cannot be written: No such file or directory (missing/")
+    assert sorted(path.name for path in tmp_path.iterdir()) == (list(names) if is_there else [])
+    assert all((tmp_path / name).read_bytes() == OLD for name in names if is_there)
+
+
+def test_no_report_without_its_result(tmp_path: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [PROGRAM, *COMMAND, "--report", tmp_path / "report"], stdout=full, stderr=subprocess.PIPE, check=False
+        )
+    assert done.returncode == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reader_that_has_gone_leaves_the_report(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as pipe:
+        done = subprocess.run(
+            [PROGRAM, *COMMAND, "--report", tmp_path / "report"], stdout=pipe, stderr=subprocess.PIPE, check=False
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert json.loads((tmp_path / "report").read_bytes())["outcome"] == "changed"
+
+
+def test_a_refusal_has_its_report(tmp_path: Path) -> None:
+    done = transform("--policy", "single-numa-node", "-o", tmp_path / "out", "--report", tmp_path / "report")
+    assert done.returncode == 1
+    assert json.loads((tmp_path / "report").read_bytes())["outcome"] == "refused"
+    assert [path.name for path in tmp_path.iterdir()] == ["report"]
+
+
+def test_room_for_one_file_alone(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    sizes = sorted(len(data) for data in whole.values())
+    assert sizes[0] < sizes[1]
+    flags = ("-o", tmp_path / "out", "--report", tmp_path / "report")
+    limit = (sizes[0] + 1, sizes[0] + 1)
+    done = transform(*flags, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, limit))
+    assert done.returncode == 2
+    assert b"File too large" in done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["whole", "whole-report"]
+
+
+KILLED_AT_EVERY_STEP = """
+import os, signal, sys
+from pcinuma import cli, output, pipeline, report, host_file
+out, report, *command = sys.argv[1:]
+OLD = b"what was there before\\n"
+NEW = [open(path, "rb").read() for path in ("whole", "whole-report")]
+step = 0
+while True:
+    step += 1
+    for path in (out, report):
+        with open(path, "wb") as file: file.write(OLD)
+    child = os.fork()
+    if child == 0:
+        left = step
+        def kill(frame, event, argument):
+            global left
+            if not (frame.f_code.co_filename.endswith("pcinuma/output.py") or frame.f_code.co_name == "_write_all"):
+                return None
+            left -= 1
+            if left == 0: os.kill(os.getpid(), signal.SIGKILL)
+            return kill
+        sys.settrace(kill)
+        status = cli.main(command + ["-o", out, "--report", report])
+        os._exit(status)
+    _, status = os.waitpid(child, 0)
+    for path, new in zip((out, report), NEW):
+        assert open(path, "rb").read() in (OLD, new), (step, path)
+    if os.WIFEXITED(status):
+        assert status == 0, status
+        assert [open(path, "rb").read() for path in (out, report)] == NEW
+        break
+    assert os.WTERMSIG(status) == signal.SIGKILL
+print(step)
+"""
+
+
+def test_killed_at_every_step_of_writing(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    """Before every line of what writes; the last run is one that comes to its end."""
+    command = [sys.executable, "-c", KILLED_AT_EVERY_STEP, "out", "report", *map(str, COMMAND)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 40
+    # what the killed ones left behind is in nobody's way
+    assert transform("-o", tmp_path / "out", "--report", tmp_path / "report").returncode == 0
+    assert (tmp_path / "out").read_bytes() == whole["out"]
+
+
+def test_the_clock_may_jump() -> None:
+    """No wait, limit or duration goes by the time of day, which only certificates and the log's stamps need."""
+    allowed = {"webhook.py", "certificates.py", "log.py"}
+    found = set()
+    for source in (ROOT / "hook" / "pcinuma").glob("*.py"):
+        for node in ast.walk(ast.parse(source.read_text())):
+            if isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "datetime.now", "time.gmtime"):
+                found.add(source.name)
+    assert found <= allowed
+    assert "log.py" in found, "the search finds something"
+
+
+def test_starts_in_a_row() -> None:
+    """Twenty starts on one path, each ended by a kill, so that the next finds a stale socket; `make bench` has more."""
+    with sidecar.folder() as place:
+        for _ in range(20):
+            with sidecar.running("--host", HOST, at=place) as hook:
+                hook.await_records("ready", 1)
+                with Client(hook.socket) as client:
+                    assert client.info().name == "pcinuma"
+                hook.process.kill()
+                hook.process.wait()
+            assert [path.name for path in place.iterdir()] == ["hook.sock"]
+
+
+def test_64_calls_at_once() -> None:
+    xml = DOMAIN.read_bytes()
+    with sidecar.running("--host", HOST) as hook, Client(hook.socket) as client:
+        alone = client.define(xml, sidecar.vmi())
+        with ThreadPoolExecutor(64) as pool:
+            answers = list(pool.map(lambda number: client.define(xml, sidecar.vmi(name=f"vm-{number}")), range(256)))
+        assert answers == [alone] * 256
+        names = [record["name"] for record in hook.await_records("OnDefineDomain", 257)[1:]]
+        assert sorted(names) == sorted(f"vm-{number}" for number in range(256))
+        assert len(os.listdir(f"/proc/{hook.process.pid}/task")) < 20, "threads of calls that have ended"
