@@ -20,10 +20,20 @@ lint: $(VENV)/.dev
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-cache
 
+# BENCH="--calls 100000 --starts 1000" looks for growth for as long as that takes.
 bench: $(VENV)/.dev
-	$(VENV)/bin/python -m bench.transform
-	$(VENV)/bin/python -m bench.hook
-	$(VENV)/bin/python -m bench.webhook
+	@$(VENV)/bin/python -m bench $(BENCH)
+
+# Known vulnerabilities of what is locked; needs PyPI, and says so when it cannot be reached.
+audit: $(VENV)/.dev
+	@$(VENV)/bin/python scripts/audit.py
+
+licences: $(VENV)/.dev
+	@scripts/licences.sh
+
+# The software bill of materials, dist/pcinuma.cdx.json
+sbom: $(VENV)/.dev
+	@$(VENV)/bin/python scripts/sbom.py
 
 # Every fuzz target for MINUTES; what is found is in fuzz/finds. `python -m fuzz --help` has the rest.
 MINUTES ?= 1
