@@ -29,6 +29,7 @@ from pcinuma.errors import BadInput, BadOption, PcinumaError, one_line
 if TYPE_CHECKING:
     from pcinuma.model import Options
     from pcinuma.node_facts import NodeFacts
+    from pcinuma.output import Replacement
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -340,8 +341,6 @@ def _write_all(*outputs: tuple[str | None, bytes]) -> None:
 
     Pipes, devices and at last standard output are written to in between: what they got cannot be taken back.
     """
-    from pcinuma.output import Replacement
-
     streams = [(path, data) for path, data in outputs if path is None or path == "-"]
     named = [(path, data) for path, data in outputs if path is not None and path != "-"]
     special = [(path, data) for path, data in named if os.path.lexists(path) and not os.path.isfile(path)]
@@ -349,6 +348,8 @@ def _write_all(*outputs: tuple[str | None, bytes]) -> None:
     try:
         for output in named:
             if output not in special:
+                from pcinuma.output import Replacement  # most commands write to standard output alone
+
                 prepared.append(Replacement(*output))
         for path, data in special:
             _write_special(path, data)
