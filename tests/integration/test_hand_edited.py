@@ -204,3 +204,27 @@ def test_a_device_on_a_users_expander_stays_there() -> None:
     placements = {p.device.alias: (p.kind, p.code) for p in result.report.plan.placements}
     assert placements["ua-own"] == ("kept", "foreign-cell")
     assert addresses(define_and_dump(result.xml.decode()))["ua-own"] == (10, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('busNr="252"', 'busNr="240"'),
+        ('<target busNr="252">', "<target>"),
+        ("<node>0</node>", "<node>1</node>"),
+        ('<target hotplug="off"/>', '<target hotplug="on"/>'),
+        ('<target hotplug="off"/>', '<target chassis="9"/>'),
+    ],
+)
+def test_what_was_changed_on_a_controller_of_ours_is_put_right_in_place(old: str, new: str) -> None:
+    """Nothing else changes: neither the index nor what else the element says."""
+    good = base()
+    assert old in good
+    again = run(good.replace(old, new, 1))
+    assert again.report.outcome == "changed"
+    root, wanted = etree.fromstring(again.xml), etree.fromstring(good.encode())
+    for target in root.iterfind("devices/controller/target[@chassis]"):
+        assert target.attrib.pop("chassis") == "9"
+    assert [etree.tostring(c, method="c14n") for c in root.iterfind("devices/*")] == [
+        etree.tostring(c, method="c14n") for c in wanted.iterfind("devices/*")
+    ]
