@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 
-.PHONY: demo test test-trixie lint bench lock golden screenshots proto clean
+.PHONY: demo test test-trixie lint bench proof mutants lock golden screenshots proto clean
 
 demo: $(VENV)/.run
 	@scripts/demo.sh
@@ -25,6 +25,15 @@ bench: $(VENV)/.dev
 	$(VENV)/bin/python -m bench.hook
 	$(VENV)/bin/python -m bench.webhook
 
+# What docs/proof.md says of the corpus and of libvirt's rules, run again in full: as root, ten to twenty minutes.
+proof: $(VENV)/.dev
+	$(VENV)/bin/python -m tests.proof
+
+# Mutation testing, for as long as MINUTES says; the next run goes on where this one ended.
+MINUTES ?= 60
+mutants: $(VENV)/.mutants
+	scripts/mutants.sh $(MINUTES)
+
 # Writes what the golden cases say now; look at every line of the diff before committing it.
 golden: $(VENV)/.dev
 	$(VENV)/bin/python -m pytest -q tests/golden --regenerate-golden
@@ -42,6 +51,10 @@ $(VENV)/.run: pyproject.toml requirements/build.txt requirements/run.txt scripts
 
 $(VENV)/.dev: $(VENV)/.run requirements/dev.txt
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/venv.sh build run dev
+	@touch $@
+
+$(VENV)/.mutants: $(VENV)/.dev requirements/mutants.txt
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/venv.sh build run dev mutants
 	@touch $@
 
 clean:

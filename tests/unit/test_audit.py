@@ -52,11 +52,12 @@ def ours(bus_nr: int | None = 254, *, hotplug: str = ' hotplug="off"', below: st
     )
 
 
-def found(*devices: str, cells: int = 2) -> dict[str, tuple[str, str]]:
+def found(*devices: str, cells: int = 2, machine: str = "q35") -> dict[str, tuple[str, str]]:
     """Severity and message by code."""
     numa = "".join(f'<cell id="{cell}" cpus="{cell}" memory="1"/>' for cell in range(cells))
     quiet = '<controller type="usb" model="none"/><memballoon model="none"/>'
-    xml = f"<domain><cpu><numa>{numa}</numa></cpu><devices>{''.join(devices)}{quiet}</devices></domain>"
+    os = f'<os><type arch="x86_64" machine="{machine}">hvm</type></os>'
+    xml = f"<domain>{os}<cpu><numa>{numa}</numa></cpu><devices>{''.join(devices)}{quiet}</devices></domain>"
     return {finding.code: (finding.severity, finding.message) for finding in audit(load(xml.encode()))}
 
 
@@ -70,7 +71,7 @@ def found(*devices: str, cells: int = 2) -> dict[str, tuple[str, str]]:
         [expander(1, 200), port(2, 1, model="root-port"), port(3, 2, model="switch-upstream-port"),
          port(4, 3, 31, model="switch-downstream-port"), nic(at(4))],
         [expander(1, 1 + 17), port(2, 1), nic(at(2))],
-        [port(1, 0, 1), nic(at(1)), nic(at(0, 31, 7)), nic(at(0, 2, 0, "on")), nic(at(0, 2, 1))],
+        [port(1, 0, 1), nic(at(1)), nic(at(0, 30, 0)), nic(at(0, 2, 0, "on")), nic(at(0, 2, 1))],
         [nic(at(0, 2)), nic(at(0, 2, 1))],  # libvirt sets multifunction where it is not written
         [expander(1, 100), port(2, 1), nic(at(2)), expander(3, 102), port(4, 3), nic(at(4))],
     ],
@@ -148,3 +149,39 @@ def test_an_expander_of_another_hand_may_be_without_a_node_and_too_low_for_hotpl
 
 def test_an_alias_that_libvirt_forgets_may_be_there_twice() -> None:
     assert found(nic('<alias name="net0"/>'), nic('<alias name="net0"/>')) == {}
+
+
+@pytest.mark.parametrize("function", [0, 2, 3])
+def test_what_q35_has_on_bus_0_itself(function: int) -> None:
+    """ISA bridge, SATA controller and SMBus (libvirt: "Attempted double use of PCI Address")."""
+    assert found(nic(at(0, 0x1F, function)), machine="pc-q35-7.2")["address-taken"][0] == "error"
+    assert "address-taken" not in found(nic(at(0, 0x1F, function)), machine="virt")
+    assert "address-taken" not in found(nic(at(0, 0x1F, 4)))
+
+
+def test_the_sata_controller_stands_where_it_stands() -> None:
+    assert found(f'<controller type="sata" index="0">{at(0, 0x1F, 2)}</controller>') == {}
+
+
+@pytest.mark.parametrize(
+    ("controller", "option"),
+    [
+        (port(1, 0, 1, more='<target busNr="200"/>'), "busNr"),
+        (port(1, 0, 1, more="<target><node>0</node></target>"), "node"),
+        (port(1, 0, 1, more='<target chassisNr="1"/>'), "chassisNr"),
+        (port(1, 0, 1, model="switch-upstream-port", more='<target port="0x8"/>'), "port"),
+        ('<controller type="pci" index="1" model="dmi-to-pci-bridge"><target hotplug="off"/></controller>', "hotplug"),
+        ('<controller type="pci" index="1" model="pcie-expander-bus"><target hotplug="off"/></controller>', "hotplug"),
+        ('<controller type="pci" index="1" model="pci-bridge"><target chassis="1"/></controller>', "chassis"),
+    ],
+)
+def test_what_a_target_may_not_say(controller: str, option: str) -> None:
+    """libvirt: "Option 'busNr' is not valid for PCI controller with index '1'"."""
+    severity, message = found(controller)["target-option"]
+    assert severity == "error"
+    assert f"takes no {option}" in message
+
+
+def test_what_a_target_may_say() -> None:
+    said = '<target chassis="1" port="0x8" hotplug="off"/>'
+    assert "target-option" not in found(port(1, 0, 1, more=said), expander(2, 200), port(3, 2, more=said))
