@@ -228,3 +228,32 @@ def test_what_was_changed_on_a_controller_of_ours_is_put_right_in_place(old: str
     assert [etree.tostring(c, method="c14n") for c in root.iterfind("devices/*")] == [
         etree.tostring(c, method="c14n") for c in wanted.iterfind("devices/*")
     ]
+
+
+PORT = '<address type="pci" domain="0x0000" bus="0x01" slot="0x00" function="0x0"/>'
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('index="2" model="pcie-root-port"', 'index="2" model="pcie-to-pci-bridge"'),
+        ('index="1" model="pcie-expander-bus"', 'index="1" model="pcie-root-port"'),
+        (PORT, PORT.replace('bus="0x01"', 'bus="0x03"')),
+        (PORT, ""),
+        ("ua-pcinuma-cell0", "ua-pcinuma-cell9"),
+    ],
+)
+def test_a_set_of_another_shape_is_made_anew(old: str, new: str) -> None:
+    """What comes out is what comes of the domain without that set."""
+    good = base()
+    assert old in good
+    again = run(good.replace(old, new, 1))
+    assert again.report.outcome == "changed"
+    assert outline(again.xml) == outline(good.encode())
+
+
+def outline(xml: bytes) -> list[bytes]:
+    """Our controllers and the devices, without white space."""
+    root = etree.fromstring(xml, etree.XMLParser(remove_blank_text=True))
+    devices = [d for d in root.iterfind("devices/*") if d.tag in ("controller", "hostdev")]
+    return [etree.tostring(device, method="c14n", with_tail=False) for device in devices]
