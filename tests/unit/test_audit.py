@@ -185,3 +185,69 @@ def test_what_a_target_may_not_say(controller: str, option: str) -> None:
 def test_what_a_target_may_say() -> None:
     said = '<target chassis="1" port="0x8" hotplug="off"/>'
     assert "target-option" not in found(port(1, 0, 1, more=said), expander(2, 200), port(3, 2, more=said))
+
+
+# what libvirt puts on PCI when it has no address yet (libvirt pci-addresses; qemuDomainDeviceCalculatePCIConnectFlags)
+@pytest.mark.parametrize(
+    ("ports", "device"),
+    [
+        (1, '<disk type="file"><target dev="vda" bus="virtio"/></disk>'),
+        (0, '<disk type="file"><target dev="sda" bus="sata"/></disk>'),
+        (0, '<disk type="file"><target dev="vda" bus="virtio"/><address type="ccw"/></disk>'),
+        (1, '<disk type="file"><target dev="vda" bus="virtio"/><address type="pci"/></disk>'),
+        (1, '<controller type="scsi" index="0" model="virtio-scsi"/>'),
+        (1, '<controller type="virtio-serial" index="0"/>'),
+        (1, '<controller type="usb" index="1" model="qemu-xhci"/>'),
+        (0, '<controller type="usb" index="1" model="none"/>'),
+        (0, '<controller type="sata" index="0"/>'),
+        (1, '<memballoon model="virtio"/>'),
+        (1, '<input type="tablet" bus="virtio"/>'),
+        (0, '<input type="tablet" bus="usb"/>'),
+        (1, gpu()),
+        (0, '<hostdev type="usb"/>'),
+        (1, '<hostdev type="mdev" model="vfio-pci"/>'),
+        (1, '<video><model type="virtio"/></video>'),
+        (0, '<video><model type="none"/></video>'),
+        (1, '<iommu model="virtio"/>'),
+        (0, '<iommu model="intel"/>'),
+        (1, '<memory model="virtio-mem"/>'),
+        (0, '<memory model="dimm"/>'),
+        (1, '<rng model="virtio"/>'),
+        (1, '<vsock model="virtio"/>'),
+        (1, '<filesystem type="mount"/>'),
+        (0, '<tpm model="tpm-crb"/>'),
+        (0, '<serial type="pty"/>'),
+        (1, nic()),
+        (0, nic(at(0, 5))),
+    ],
+)  # fmt: skip
+def test_what_will_take_a_port_of_the_root_bus(ports: int, device: str) -> None:
+    """The root bus and the ports to come; the expander that begins at 1 leaves it its own number alone."""
+    severity, message = found(expander(1, 1), device)["bus-numbers"]
+    assert (severity, message) == (
+        ("error", f"the root bus has 1 bus numbers and needs {1 + ports}")
+        if ports
+        else ("warning", "the root bus has 1 bus numbers and may come to need 17")
+    )
+
+
+@pytest.mark.parametrize(
+    ("ports", "devices"),
+    [
+        (3, [port(4, 0, 1)]),  # indexes 1 to 3 are left out: ports as well, and the expander is 9
+        (1, [port(1, 0, 1), nic(), nic()]),
+        (0, [port(1, 0, 1), nic()]),
+        (1, [port(1, 0, 1), nic(at(1)), nic()]),
+    ],
+)
+def test_gaps_and_devices_that_wait(ports: int, devices: list[str]) -> None:
+    high = 5 if 'index="4"' in devices[0] else 2
+    _, message = found(*devices, expander(high, 1))["bus-numbers"]
+    assert message.endswith(f"needs {1 + 1 + ports}")
+
+
+def test_a_fault_that_has_a_remedy_says_it() -> None:
+    xml = f"<domain><devices>{ours(node=None)}</devices></domain>"
+    finding = next(f for f in audit(load(xml.encode())) if f.code == "expander-node")
+    assert finding.hint is not None
+    assert "pcinuma transform" in finding.hint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pcinuma.mmio import GIB, MIB, Need, Region, fits, guest_bits, is_high, need, ovmf_window
+from pcinuma.mmio import GIB, MIB, Need, Region, fits, guest_bits, is_high, judged, need, ovmf_window
 from pcinuma.model import (
     Attachment,
     Bar,
@@ -23,8 +23,10 @@ from pcinuma.model import (
 MEMORY, PREFETCHABLE, WIDE = 0x200, 0x2000, 0x100000
 
 
-def guest(cpu: GuestCpu = GuestCpu(), machine: str = "q35", arch: str = "x86_64", *, uefi: bool = False) -> Domain:
-    return Domain(arch, machine, (), {}, {}, (), (), (), cpu=cpu, is_uefi=uefi)
+def guest(
+    cpu: GuestCpu = GuestCpu(), machine: str = "q35", arch: str = "x86_64", *, uefi: bool = False, memory: int = 0
+) -> Domain:
+    return Domain(arch, machine, (), {}, {}, (), (), (), cpu=cpu, is_uefi=uefi, memory=memory)
 
 
 def host(bits: int | None, *functions: HostFunction) -> HostTopology:
@@ -88,6 +90,9 @@ def test_ovmfs_window(bits: int, memory_end: int, gib: int) -> None:
         (guest(), 40, 512 * GIB, 512 * GIB, True),
         (guest(), 40, 512 * GIB + MIB, 512 * GIB, False),
         (guest(), 39, 512 * GIB, 512 * GIB, False),
+        # 4 and 508 GiB of memory end at 512
+        (guest(memory=508 * GIB), 40, 512 * GIB, 512 * GIB, True),
+        (guest(memory=508 * GIB + 1), 40, 512 * GIB, 512 * GIB, False),
         # a window of 512 GiB, of which one is for the rest
         (guest(uefi=True), 42, 511 * GIB, GIB, True),
         (guest(uefi=True), 42, 511 * GIB + MIB, GIB, False),
@@ -157,3 +162,51 @@ def test_what_is_behind_a_switch_counts_and_what_has_no_bars_on_record_is_said()
 def test_a_device_that_stays_is_on_a_port_of_bus_0() -> None:
     one, function = placed(1, Bar(0, 64 * GIB, MEMORY | PREFETCHABLE | WIDE))
     assert need([one], [], host(46, function), rounded=False).high == (Region(64 * GIB, 64 * GIB),)
+
+
+def test_what_is_said_of_too_much() -> None:
+    """1 TiB in a guest of 40 bits with its memory; 41 bits hold it, if the host has them."""
+    (one, of_one), (bare, of_bare) = placed(1, Bar(0, 1 << 40, MEMORY | PREFETCHABLE | WIDE)), placed(2)
+    for bits, message, hint in (
+        (41, "the guest will lose BARs", '--mmio apply sets <maxphysaddr mode="emulate" bits="41"/>'),
+        (None, "the guest will lose BARs", '--mmio apply sets <maxphysaddr mode="emulate" bits="41"/>'),
+        (40, "the guest will lose BARs; it would take 41 bits; the host's CPUs have 40", "pass through fewer"),
+    ):
+        findings, wanted = judged(guest(), host(bits, of_one, of_bare), [one, bare], [], apply=False)
+        assert wanted is None
+        assert [(f.code, f.severity) for f in findings] == [("mmio-window", "warning")]
+        assert findings[0].message == (
+            "the devices' BARs need 1 TiB of address space, 1 devices not counted, the guest has 1 TiB with 40"
+            f" address bits, memory included: {message}"
+        )
+        assert (findings[0].hint or "").startswith(hint)
+    findings, wanted = judged(guest(), host(41, of_one), [one], [], apply=True)
+    assert (wanted, findings[0].severity) == (41, "info")
+
+
+def test_nothing_holds_more_than_52_bits() -> None:
+    """2 PiB from 2 PiB on end at 4 PiB, which is 52 bits; twice that fits nowhere."""
+    for size, wanted in ((1 << 51, 52), (1 << 52, None)):
+        one, function = placed(1, Bar(0, size, MEMORY | PREFETCHABLE | WIDE))
+        findings, bits = judged(guest(), host(None, function), [one], [], apply=True)
+        assert bits == wanted
+        assert findings[0].severity == ("info" if wanted else "warning")
+
+
+def test_the_virt_machine_has_a_window_of_its_own() -> None:
+    one, function = placed(1, Bar(0, 1 << 40, MEMORY | PREFETCHABLE | WIDE))
+    findings, bits = judged(guest(machine="virt", arch="aarch64", uefi=True), host(48, function), [one], [], apply=True)
+    assert bits is None
+    assert findings[0].message == (
+        "the devices' BARs need 1 TiB of address space, the virt machine has 512 GiB: the guest will lose BARs"
+    )
+
+
+def test_ovmfs_window_is_told_with_the_memory_in_mind() -> None:
+    """1 TiB less a window of 128 GiB is 896: memory up to there leaves OVMF 32 GiB."""
+    one, function = placed(1, Bar(0, 256 * GIB, MEMORY | PREFETCHABLE | WIDE))
+    for memory, window in ((892 * GIB - 1, "128 GiB"), (892 * GIB, "32 GiB")):
+        findings, _ = judged(guest(uefi=True, memory=memory), host(46, function), [one], [], apply=False)
+        assert findings[0].message.startswith(
+            f"the devices' BARs need 256 GiB of address space, OVMF has {window} with 40 address bits"
+        )
