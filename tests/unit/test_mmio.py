@@ -210,3 +210,15 @@ def test_ovmfs_window_is_told_with_the_memory_in_mind() -> None:
         assert findings[0].message.startswith(
             f"the devices' BARs need 256 GiB of address space, OVMF has {window} with 40 address bits"
         )
+
+
+@pytest.mark.parametrize(("rounded", "mib"), [(False, 3), (True, 4)])
+def test_a_window_behind_a_switch_is_rounded_too(rounded: bool, mib: int) -> None:
+    one, function = placed(1, Bar(0, 2 * MIB, MEMORY | PREFETCHABLE | WIDE), Bar(2, MIB, MEMORY | PREFETCHABLE | WIDE))
+    ports = (
+        port(2, 1, "pcie-root-port"),
+        port(3, 2, "pcie-switch-upstream-port"),
+        port(4, 3, "pcie-switch-downstream-port", one),
+    )
+    wanted = need([one], [PlannedExpander("", 1, 252, 0, ports)], host(46, function), rounded=rounded)
+    assert wanted.high[0] == Region(mib * MIB, 2 * MIB)

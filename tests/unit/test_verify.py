@@ -35,7 +35,9 @@ def output(options: Options = Options(), before: str = BEFORE) -> Result:
 def found(text: str, options: Options = Options(), before: str = BEFORE) -> dict[str, str]:
     """What verify says of ``text`` as the output: messages by code."""
     plan = output(options, before).report.plan
-    return {finding.code: finding.message for finding in verify(load(before.encode()), load(text.encode()), plan)}
+    problems = verify(load(before.encode()), load(text.encode()), plan)
+    assert {problem.severity for problem in problems} <= {"error"}
+    return {problem.code: problem.message for problem in problems}
 
 
 def edited(old: str, new: str, options: Options = Options()) -> str:
@@ -76,6 +78,7 @@ def test_what_came_out_is_as_planned(options: Options) -> None:
         ('bus="0x05" slot="0x00"', 'bus="0x05" slot="0x03"', "plan-missed", "0000:9b:00.0 is not on"),
         ('function="0x0" multifunction="on"', 'function="0x0"', "plan-missed", "0000:1a:00.0 is not multifunction"),
         ('index="5"', 'index="6"', "plan-missed", "ua-pcinuma-0000-9b-00-0 has index 6"),
+        ('bus="0x05" slot="0x00"', 'slot="0x00"', "plan-missed", "0000:9b:00.0 is not on"),
     ],
 )
 def test_what_differs_from_the_plan(old: str, new: str, code: str, message: str) -> None:
@@ -170,3 +173,16 @@ def test_bus_0_was_full_before_and_must_not_come_to_need_more() -> None:
     after = output(before=free).xml.decode().replace("</devices>", f"{taken}</devices>")
     codes = {finding.code for finding in verify(load(before.encode()), load(after.encode()), plan)}
     assert "root-bus-slots" in codes
+
+
+def test_what_is_wrong_beside_a_missing_controller_is_noticed_as_well() -> None:
+    """An expander and a port are missing, each before another of its kind that is wrong."""
+    text = edited("ua-pcinuma-cell0", "ua-pcinuma-cell7").replace('busNr="253"', 'busNr="252"')
+    text = text.replace("ua-pcinuma-0000-9a-00-0", "ua-pcinuma-x").replace(
+        'bus="0x03" slot="0x01"', 'bus="0x03" slot="0x02"'
+    )
+    messages = [f.message for f in verify(load(BEFORE.encode()), load(text.encode()), output().report.plan)]
+    assert "controller ua-pcinuma-cell0 is missing" in messages
+    assert "controller ua-pcinuma-0000-9a-00-0 is missing" in messages
+    assert any(message.startswith("ua-pcinuma-cell1 has index, busNr and node") for message in messages)
+    assert any(message.startswith("ua-pcinuma-0000-9b-00-0 is at") for message in messages)
