@@ -168,9 +168,9 @@ def test_what_is_said_of_too_much() -> None:
     """1 TiB in a guest of 40 bits with its memory; 41 bits hold it, if the host has them."""
     (one, of_one), (bare, of_bare) = placed(1, Bar(0, 1 << 40, MEMORY | PREFETCHABLE | WIDE)), placed(2)
     for bits, message, hint in (
-        (41, "the guest will lose BARs", '--mmio apply sets <maxphysaddr mode="emulate" bits="41"/>'),
-        (None, "the guest will lose BARs", '--mmio apply sets <maxphysaddr mode="emulate" bits="41"/>'),
-        (40, "the guest will lose BARs; it would take 41 bits; the host's CPUs have 40", "pass through fewer"),
+        (41, "the guest will lose BARs", ("--mmio apply", '<maxphysaddr mode="emulate" bits="41"/>')),
+        (None, "the guest will lose BARs", ("--mmio apply", '<maxphysaddr mode="emulate" bits="41"/>')),
+        (40, "the guest will lose BARs; it would take 41 bits; the host's CPUs have 40", ("pass through fewer",)),
     ):
         findings, wanted = judged(guest(), host(bits, of_one, of_bare), [one, bare], [], apply=False)
         assert wanted is None
@@ -179,7 +179,7 @@ def test_what_is_said_of_too_much() -> None:
             "the devices' BARs need 1 TiB of address space, 1 devices not counted, the guest has 1 TiB with 40"
             f" address bits, memory included: {message}"
         )
-        assert (findings[0].hint or "").startswith(hint)
+        assert all(part in (findings[0].hint or "") for part in hint)
     findings, wanted = judged(guest(), host(41, of_one), [one], [], apply=True)
     assert (wanted, findings[0].severity) == (41, "info")
 
