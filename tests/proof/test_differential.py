@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.libvirt, pytest.mark.timeout(300)]
 
 def test_libvirt_refuses_nothing_that_our_rules_accept() -> None:
     tally = Tally()
-    compare(120, tally, repeatable=False)
+    compare(80, tally, repeatable=False)
     assert [(verdict.how, verdict.libvirt, verdict.xml) for verdict in tally.missed] == []
     good = [verdict for verdict in tally.verdicts if verdict.how == UNBROKEN]
     assert good
