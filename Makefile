@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 
-.PHONY: demo test test-trixie lint bench lock golden screenshots proto clean fuzz audit licences sbom
+.PHONY: demo test test-trixie lint bench fuzz proof mutants audit licences sbom lock golden screenshots proto clean
 
 demo: $(VENV)/.run
 	@scripts/demo.sh
@@ -40,6 +40,14 @@ MINUTES ?= 1
 fuzz: $(VENV)/.dev
 	@$(VENV)/bin/python -m fuzz all --seconds $$(( $(MINUTES) * 60 ))
 
+# What docs/proof.md says of the corpus and of libvirt's rules, run again in full: as root, ten to twenty minutes.
+proof: $(VENV)/.dev
+	$(VENV)/bin/python -m tests.proof
+
+# Mutation testing, for as long as MINUTES says; the next run goes on where this one ended.
+mutants: $(VENV)/.mutants
+	scripts/mutants.sh $(MINUTES)
+
 # Writes what the golden cases say now; look at every line of the diff before committing it.
 golden: $(VENV)/.dev
 	$(VENV)/bin/python -m pytest -q tests/golden --regenerate-golden
@@ -57,6 +65,10 @@ $(VENV)/.run: pyproject.toml requirements/build.txt requirements/run.txt scripts
 
 $(VENV)/.dev: $(VENV)/.run requirements/dev.txt
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/venv.sh build run dev
+	@touch $@
+
+$(VENV)/.mutants: $(VENV)/.dev requirements/mutants.txt
+	@PYTHON="$(PYTHON)" VENV="$(VENV)" scripts/venv.sh build run dev mutants
 	@touch $@
 
 clean:

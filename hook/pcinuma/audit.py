@@ -24,6 +24,16 @@ _SERIAL = ("channel", "console")
 UPSTREAM = "pcie-switch-upstream-port"
 DOWNSTREAM = "pcie-switch-downstream-port"
 SINGLE_SLOT = (ROOT_PORT, DOWNSTREAM)
+# what <target> may say of a controller of each model (libvirt virDomainControllerDefValidate…, measured)
+TARGET_OPTIONS = {
+    ROOT_PORT: ("hotplug", "chassis", "port"),
+    DOWNSTREAM: ("hotplug", "chassis", "port"),
+    UPSTREAM: (),
+    EXPANDER: ("busNr", "node"),
+    "dmi-to-pci-bridge": (),
+    "pci-bridge": ("chassisNr",),
+}
+Q35_OWN = {(0, 0x1F, 0): "ISA bridge", (0, 0x1F, 2): "SATA controller", (0, 0x1F, 3): "SMBus"}
 
 Where = tuple[int, int, int]
 """Controller index, slot, function of a guest address."""
@@ -68,6 +78,7 @@ class _Read:
         self.cells = {int(attribute(cell, "id") or position) for position, cell in enumerate(cells)}
         machine = attribute(find(document.root, "os", "type"), "machine") or ""
         self.is_pcie = "q35" in machine or machine.startswith("virt")
+        self.is_q35 = "q35" in machine
         self.ports_to_come = _ports_to_come(self)
 
     def root_of(self, part: Part) -> Part | None:
@@ -83,7 +94,10 @@ class _Read:
 def audit(document: Document) -> list[Finding]:
     """What is wrong with the domain's PCI topology, in document order; nothing is changed."""
     read = _Read(document)
-    rules = (_indexes, _parents, _expanders, _addresses, _functions, _ports_of_ours, _aliases, _bus_room, _root_slots)
+    rules = (
+        *(_indexes, _parents, _expanders, _targets, _addresses, _functions),
+        *(_ports_of_ours, _aliases, _bus_room, _root_slots),
+    )
     return [finding for rule in rules for finding in rule(read)]
 
 
@@ -217,6 +231,19 @@ def _expanders(read: _Read) -> Iterator[Finding]:
             yield _error("expander-bus", f"{part.name} has busNr {part.bus_nr}", part)
 
 
+def _targets(read: _Read) -> Iterator[Finding]:
+    for part in read.parts:
+        allowed = TARGET_OPTIONS.get(part.model or "")
+        target = find(part.element, "target") if part.is_controller else None
+        if target is None or allowed is None:
+            continue
+        said = [name for name in ("hotplug", "busNr", "chassis", "chassisNr", "port") if attribute(target, name)]
+        said += ["node"] if find(target, "node") is not None else []
+        for name in said:
+            if name not in allowed:
+                yield _error("target-option", f"a {part.model} takes no {name}", part)
+
+
 def _addresses(read: _Read) -> Iterator[Finding]:
     seen: dict[Where, Part] = {}
     for part in read.parts:
@@ -226,6 +253,11 @@ def _addresses(read: _Read) -> Iterator[Finding]:
             other = seen[part.at].name
             yield _error("address-taken", f"{part.name} and {other} have one guest address {_shown(part.at)}", part)
         seen[part.at] = part
+        own = Q35_OWN.get(part.at) if read.is_q35 else None
+        if own is not None and (own, attribute(part.element, "type")) != ("SATA controller", "sata"):
+            yield _error(
+                "address-taken", f"{part.name} has the guest address of q35's own {own}, {_shown(part.at)}", part
+            )
 
 
 def _shown(at: Where) -> str:

@@ -219,7 +219,7 @@ def _enough(wanted: Need, bits: int, domain: Domain) -> int | None:
 
 
 def _said(wanted: Need, bits: int, domain: Domain) -> str:
-    more = f", {wanted.unknown} devices not counted," if wanted.unknown else ""
+    more = f", {wanted.unknown} devices not counted" if wanted.unknown else ""
     needs = f"the devices' BARs need {_shown(wanted.total)} of address space{more}"
     if domain.arch == "aarch64":
         return f"{needs}, the virt machine has {_shown(VIRT_WINDOW)}"

@@ -204,3 +204,56 @@ def test_a_device_on_a_users_expander_stays_there() -> None:
     placements = {p.device.alias: (p.kind, p.code) for p in result.report.plan.placements}
     assert placements["ua-own"] == ("kept", "foreign-cell")
     assert addresses(define_and_dump(result.xml.decode()))["ua-own"] == (10, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('busNr="252"', 'busNr="240"'),
+        ('<target busNr="252">', "<target>"),
+        ("<node>0</node>", "<node>1</node>"),
+        ('<target hotplug="off"/>', '<target hotplug="on"/>'),
+        ('<target hotplug="off"/>', '<target chassis="9"/>'),
+    ],
+)
+def test_what_was_changed_on_a_controller_of_ours_is_put_right_in_place(old: str, new: str) -> None:
+    """Nothing else changes: neither the index nor what else the element says."""
+    good = base()
+    assert old in good
+    again = run(good.replace(old, new, 1))
+    assert again.report.outcome == "changed"
+    root, wanted = etree.fromstring(again.xml), etree.fromstring(good.encode())
+    for target in root.iterfind("devices/controller/target[@chassis]"):
+        assert target.attrib.pop("chassis") == "9"
+    assert [etree.tostring(c, method="c14n") for c in root.iterfind("devices/*")] == [
+        etree.tostring(c, method="c14n") for c in wanted.iterfind("devices/*")
+    ]
+
+
+PORT = '<address type="pci" domain="0x0000" bus="0x01" slot="0x00" function="0x0"/>'
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('index="2" model="pcie-root-port"', 'index="2" model="pcie-to-pci-bridge"'),
+        ('index="1" model="pcie-expander-bus"', 'index="1" model="pcie-root-port"'),
+        (PORT, PORT.replace('bus="0x01"', 'bus="0x03"')),
+        (PORT, ""),
+        ("ua-pcinuma-cell0", "ua-pcinuma-cell9"),
+    ],
+)
+def test_a_set_of_another_shape_is_made_anew(old: str, new: str) -> None:
+    """What comes out is what comes of the domain without that set."""
+    good = base()
+    assert old in good
+    again = run(good.replace(old, new, 1))
+    assert again.report.outcome == "changed"
+    assert outline(again.xml) == outline(good.encode())
+
+
+def outline(xml: bytes) -> list[bytes]:
+    """Our controllers and the devices, without white space."""
+    root = etree.fromstring(xml, etree.XMLParser(remove_blank_text=True))
+    devices = [d for d in root.iterfind("devices/*") if d.tag in ("controller", "hostdev")]
+    return [etree.tostring(device, method="c14n", with_tail=False) for device in devices]

@@ -1,0 +1,253 @@
+"""The rules of libvirt, QEMU and firmware, each on a domain written by hand that breaks it, and on one that does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from pcinuma.audit import audit
+from pcinuma.domain_xml import load
+
+ADDRESS = '<address type="pci" domain="0" bus="{}" slot="{}" function="{}"{}/>'
+
+
+def at(bus: int, slot: int = 0, function: int = 0, multifunction: str = "") -> str:
+    return ADDRESS.format(bus, slot, function, f' multifunction="{multifunction}"' if multifunction else "")
+
+
+def expander(index: int, bus_nr: int | None, node: int | None = 0, inside: str = "") -> str:
+    number = f' busNr="{bus_nr}"' if bus_nr is not None else ""
+    cell = f"<node>{node}</node>" if node is not None else ""
+    target = f"<target{number}>{cell}</target>"
+    return f'<controller type="pci" index="{index}" model="pcie-expander-bus">{target}{inside}</controller>'
+
+
+def port(index: int, parent: int, slot: int = 0, function: int = 0, *, model: str = "root-port", more: str = "") -> str:
+    return (
+        f'<controller type="pci" index="{index}" model="pcie-{model}">{more}{at(parent, slot, function)}</controller>'
+    )
+
+
+def nic(*inside: str) -> str:
+    return f'<interface type="user"><model type="virtio"/>{"".join(inside)}</interface>'
+
+
+def gpu(*inside: str) -> str:
+    return (
+        '<hostdev type="pci"><source><address domain="0" bus="0x1a" slot="0" function="0"/></source>'
+        f"{''.join(inside)}</hostdev>"
+    )
+
+
+def alias(name: str) -> str:
+    return f'<alias name="ua-pcinuma-{name}"/>'
+
+
+def ours(bus_nr: int | None = 254, *, hotplug: str = ' hotplug="off"', below: str = "", node: int | None = 0) -> str:
+    """An expander of ours with index 1 and its port 2."""
+    target = f"<target{hotplug}/>" if hotplug else ""
+    return (
+        expander(1, bus_nr, node, alias("cell0"))
+        + port(2, 1, more=target + alias("port"))
+        + (below or gpu(at(2), '<alias name="ua-gpu"/>'))
+    )
+
+
+def found(*devices: str, cells: int = 2, machine: str = "q35") -> dict[str, tuple[str, str]]:
+    """Severity and message by code."""
+    numa = "".join(f'<cell id="{cell}" cpus="{cell}" memory="1"/>' for cell in range(cells))
+    quiet = '<controller type="usb" model="none"/><memballoon model="none"/>'
+    os = f'<os><type arch="x86_64" machine="{machine}">hvm</type></os>'
+    xml = f"<domain>{os}<cpu><numa>{numa}</numa></cpu><devices>{''.join(devices)}{quiet}</devices></domain>"
+    return {finding.code: (finding.severity, finding.message) for finding in audit(load(xml.encode()))}
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        [],
+        [ours()],
+        [ours(node=1)],
+        [expander(1, 200), port(2, 1, 31, 7, more=""), port(3, 1, 31), nic(at(2)), nic(at(3))],
+        [expander(1, 200), port(2, 1, model="root-port"), port(3, 2, model="switch-upstream-port"),
+         port(4, 3, 31, model="switch-downstream-port"), nic(at(4))],
+        [expander(1, 1 + 17), port(2, 1), nic(at(2))],
+        [port(1, 0, 1), nic(at(1)), nic(at(0, 30, 0)), nic(at(0, 2, 0, "on")), nic(at(0, 2, 1))],
+        [nic(at(0, 2)), nic(at(0, 2, 1))],  # libvirt sets multifunction where it is not written
+        [expander(1, 100), port(2, 1), nic(at(2)), expander(3, 102), port(4, 3), nic(at(4))],
+    ],
+)  # fmt: skip
+def test_nothing_is_wrong_with_it(devices: list[str]) -> None:
+    assert {code: said for code, said in found(*devices).items() if said[0] == "error"} == {}
+
+
+@pytest.mark.parametrize(
+    ("devices", "code", "message"),
+    [
+        ([port(1, 0, 1), port(1, 0, 2)], "duplicate-index", "two PCI controllers have index 1"),
+        ([port(256, 0, 1)], "index-range", "256"),
+        ([expander(2, 200), port(2 - 1, 2), nic(at(1))], "parent-order", "index 1, not above its parent's 2"),
+        ([port(2, 2)], "parent-order", "index 2"),
+        ([expander(1, 200), port(2, 1, model="switch-upstream-port")], "not-on-expander", "pcie-switch-upstream-port"),
+        ([expander(1, 200), nic(at(1))], "not-on-expander", ""),
+        ([port(1, 0, 1), port(2, 1)], "not-on-expander", "index 1, which is a pcie-root-port"),
+        ([port(2, 1)], "not-on-expander", "which is no controller"),
+        ([port(2, 0, 1, model="switch-upstream-port")], "switch-port", "an upstream port sits on"),
+        ([port(1, 0, 1), port(2, 1, model="switch-downstream-port")], "switch-port", "on an upstream port"),
+        (
+            [port(1, 0, 1), port(2, 1, model="switch-upstream-port"), port(3, 2, model="to-pci-bridge")],
+            "switch-port",
+            "not a pcie-to-pci-bridge",
+        ),
+        ([port(1, 0, 1), port(2, 1, model="switch-upstream-port"), nic(at(2, 1))], "switch-port", "only on a downstream"),
+        ([port(1, 0, 1), expander(2, 200, 0, at(1))], "expander-parent", "bus 0 only"),
+        ([port(1, 0, 32)], "address-range", "slot 0x20"),
+        ([nic(at(0, 1, 8))], "address-range", "function 8"),
+        ([nic(at(256))], "address-range", ""),
+        ([port(1, 0, 1), nic(at(1, 1))], "address-range", "slot 0 only, not 0x1"),
+        ([expander(1, 200, 2)], "expander-node", "cell 2, which the domain does not have"),
+        ([ours(node=None)], "expander-node", "names no cell"),
+        ([ours(None)], "expander-bus", "has no busNr"),
+        ([expander(1, 0)], "expander-bus", "busNr 0"),
+        ([expander(1, 255)], "expander-bus", "busNr 255"),
+        ([nic(at(0, 9)), nic(at(0, 9))], "address-taken", "0000:00:09.0"),
+        ([port(1, 0, 1), nic(at(1, 0, 1))], "no-function-0", "0000:01:00"),
+        ([nic(at(0, 9, 1))], "no-function-0", "0000:00:09"),
+        ([nic(at(0, 9, 0, "off")), nic(at(0, 9, 1))], "multifunction", "shares its slot"),
+        ([expander(1, 254, 0, alias("cell0"))], "empty-expander", "has no port"),
+        ([ours(below="<!-- nothing -->")], "empty-port", "is empty"),
+        ([ours(hotplug="")], "port-hotplug", "hotplug"),
+        ([ours(hotplug=' hotplug="on"')], "port-hotplug", "hotplug"),
+        ([port(1, 0, 1, more='<target hotplug="off"/>' + alias("port")), gpu(at(1))], "lost-port", "no expander"),
+        ([expander(1, 254), port(2, 1, more='<target hotplug="off"/>' + alias("p")), gpu(at(2))], "lost-port", ""),
+        ([ours(below=nic(at(2)))], "foreign-device", "sits on"),
+        ([nic('<alias name="ua-x"/>'), nic('<alias name="ua-x"/>')], "duplicate-alias", "ua-x is there twice"),
+        ([expander(1, 254), port(2, 1), port(3, 1, 1), nic(at(2)), nic(at(3))], "bus-room", "has 2 bus numbers and needs 3"),
+        ([expander(1, 100), port(2, 1), expander(3, 101), port(4, 3)], "bus-room", "has 1 bus numbers and needs 2"),
+        ([expander(1, 100), expander(2, 100)], "bus-room", "as another expander has"),
+        ([expander(1, None), port(2, 1), port(3, 1, 1)], "bus-room", "libvirt leaves room for one port, it has 2"),
+        ([expander(1, 2), port(2, 1), port(3, 0, 1), port(4, 0, 2)], "bus-numbers", "has 2 bus numbers and needs 3"),
+        ([nic(at(0, slot)) for slot in range(1, 31)] + [expander(1, 200)], "root-bus-slots", "needs 33"),
+    ],
+)  # fmt: skip
+def test_what_breaks_a_rule(devices: list[str], code: str, message: str) -> None:
+    severity, said = found(*devices)[code]
+    assert severity == "error"
+    assert message in said
+
+
+@pytest.mark.parametrize(("bus_nr", "severity"), [(16, "error"), (17, None)])
+def test_hotplug_ports_must_find_room_below_ours(bus_nr: int, severity: str | None) -> None:
+    """Bus 0 and 16 ports: 17 numbers, 0 to 16."""
+    said = found(ours(bus_nr)).get("bus-numbers")
+    assert (said[0] if said else None) == severity
+
+
+def test_an_expander_of_another_hand_may_be_without_a_node_and_too_low_for_hotplug() -> None:
+    assert found(expander(1, 200, None), port(2, 1), nic(at(2)))["expander-node"][0] == "warning"
+    assert found(expander(1, 5), port(2, 1), nic(at(2)))["bus-numbers"][0] == "warning"
+
+
+def test_an_alias_that_libvirt_forgets_may_be_there_twice() -> None:
+    assert found(nic('<alias name="net0"/>'), nic('<alias name="net0"/>')) == {}
+
+
+@pytest.mark.parametrize("function", [0, 2, 3])
+def test_what_q35_has_on_bus_0_itself(function: int) -> None:
+    """ISA bridge, SATA controller and SMBus (libvirt: "Attempted double use of PCI Address")."""
+    assert found(nic(at(0, 0x1F, function)), machine="pc-q35-7.2")["address-taken"][0] == "error"
+    assert "address-taken" not in found(nic(at(0, 0x1F, function)), machine="virt")
+    assert "address-taken" not in found(nic(at(0, 0x1F, 4)))
+
+
+def test_the_sata_controller_stands_where_it_stands() -> None:
+    assert found(f'<controller type="sata" index="0">{at(0, 0x1F, 2)}</controller>') == {}
+
+
+@pytest.mark.parametrize(
+    ("controller", "option"),
+    [
+        (port(1, 0, 1, more='<target busNr="200"/>'), "busNr"),
+        (port(1, 0, 1, more="<target><node>0</node></target>"), "node"),
+        (port(1, 0, 1, more='<target chassisNr="1"/>'), "chassisNr"),
+        (port(1, 0, 1, model="switch-upstream-port", more='<target port="0x8"/>'), "port"),
+        ('<controller type="pci" index="1" model="dmi-to-pci-bridge"><target hotplug="off"/></controller>', "hotplug"),
+        ('<controller type="pci" index="1" model="pcie-expander-bus"><target hotplug="off"/></controller>', "hotplug"),
+        ('<controller type="pci" index="1" model="pci-bridge"><target chassis="1"/></controller>', "chassis"),
+    ],
+)
+def test_what_a_target_may_not_say(controller: str, option: str) -> None:
+    """libvirt: "Option 'busNr' is not valid for PCI controller with index '1'"."""
+    severity, message = found(controller)["target-option"]
+    assert severity == "error"
+    assert f"takes no {option}" in message
+
+
+def test_what_a_target_may_say() -> None:
+    said = '<target chassis="1" port="0x8" hotplug="off"/>'
+    assert "target-option" not in found(port(1, 0, 1, more=said), expander(2, 200), port(3, 2, more=said))
+
+
+# what libvirt puts on PCI when it has no address yet (libvirt pci-addresses; qemuDomainDeviceCalculatePCIConnectFlags)
+@pytest.mark.parametrize(
+    ("ports", "device"),
+    [
+        (1, '<disk type="file"><target dev="vda" bus="virtio"/></disk>'),
+        (0, '<disk type="file"><target dev="sda" bus="sata"/></disk>'),
+        (0, '<disk type="file"><target dev="vda" bus="virtio"/><address type="ccw"/></disk>'),
+        (1, '<disk type="file"><target dev="vda" bus="virtio"/><address type="pci"/></disk>'),
+        (1, '<controller type="scsi" index="0" model="virtio-scsi"/>'),
+        (1, '<controller type="virtio-serial" index="0"/>'),
+        (1, '<controller type="usb" index="1" model="qemu-xhci"/>'),
+        (0, '<controller type="usb" index="1" model="none"/>'),
+        (0, '<controller type="sata" index="0"/>'),
+        (1, '<memballoon model="virtio"/>'),
+        (1, '<input type="tablet" bus="virtio"/>'),
+        (0, '<input type="tablet" bus="usb"/>'),
+        (1, gpu()),
+        (0, '<hostdev type="usb"/>'),
+        (1, '<hostdev type="mdev" model="vfio-pci"/>'),
+        (1, '<video><model type="virtio"/></video>'),
+        (0, '<video><model type="none"/></video>'),
+        (1, '<iommu model="virtio"/>'),
+        (0, '<iommu model="intel"/>'),
+        (1, '<memory model="virtio-mem"/>'),
+        (0, '<memory model="dimm"/>'),
+        (1, '<rng model="virtio"/>'),
+        (1, '<vsock model="virtio"/>'),
+        (1, '<filesystem type="mount"/>'),
+        (0, '<tpm model="tpm-crb"/>'),
+        (0, '<serial type="pty"/>'),
+        (1, nic()),
+        (0, nic(at(0, 5))),
+    ],
+)  # fmt: skip
+def test_what_will_take_a_port_of_the_root_bus(ports: int, device: str) -> None:
+    """The root bus and the ports to come; the expander that begins at 1 leaves it its own number alone."""
+    severity, message = found(expander(1, 1), device)["bus-numbers"]
+    assert (severity, message) == (
+        ("error", f"the root bus has 1 bus numbers and needs {1 + ports}")
+        if ports
+        else ("warning", "the root bus has 1 bus numbers and may come to need 17")
+    )
+
+
+@pytest.mark.parametrize(
+    ("ports", "devices"),
+    [
+        (3, [port(4, 0, 1)]),  # indexes 1 to 3 are left out: ports as well, and the expander is 9
+        (1, [port(1, 0, 1), nic(), nic()]),
+        (0, [port(1, 0, 1), nic()]),
+        (1, [port(1, 0, 1), nic(at(1)), nic()]),
+    ],
+)
+def test_gaps_and_devices_that_wait(ports: int, devices: list[str]) -> None:
+    high = 5 if 'index="4"' in devices[0] else 2
+    _, message = found(*devices, expander(high, 1))["bus-numbers"]
+    assert message.endswith(f"needs {1 + 1 + ports}")
+
+
+def test_a_fault_that_has_a_remedy_says_it() -> None:
+    xml = f"<domain><devices>{ours(node=None)}</devices></domain>"
+    finding = next(f for f in audit(load(xml.encode())) if f.code == "expander-node")
+    assert finding.hint is not None
+    assert "pcinuma transform" in finding.hint

@@ -1,0 +1,224 @@
+"""How much address space BARs take and the guest has, to the byte: SeaBIOS's and OVMF's own rules, worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from pcinuma.mmio import GIB, MIB, Need, Region, fits, guest_bits, is_high, judged, need, ovmf_window
+from pcinuma.model import (
+    Attachment,
+    Bar,
+    Device,
+    Domain,
+    GuestCpu,
+    HostFunction,
+    HostTopology,
+    PciAddress,
+    Placement,
+    PlannedExpander,
+    PlannedPort,
+    PortModel,
+)
+
+MEMORY, PREFETCHABLE, WIDE = 0x200, 0x2000, 0x100000
+
+
+def guest(
+    cpu: GuestCpu = GuestCpu(), machine: str = "q35", arch: str = "x86_64", *, uefi: bool = False, memory: int = 0
+) -> Domain:
+    return Domain(arch, machine, (), {}, {}, (), (), (), cpu=cpu, is_uefi=uefi, memory=memory)
+
+
+def host(bits: int | None, *functions: HostFunction) -> HostTopology:
+    return HostTopology({}, {function.address: function for function in functions}, address_bits=bits)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "machine", "bits", "expected"),
+    [
+        (GuestCpu(), "q35", 46, 40),
+        (GuestCpu("custom"), "q35", 46, 40),
+        (GuestCpu("host-model"), "q35", 46, 40),
+        (GuestCpu("host-passthrough"), "q35", 46, 46),
+        (GuestCpu("host-passthrough"), "q35", None, None),
+        (GuestCpu("maximum"), "q35", 46, 46),
+        (GuestCpu("custom"), "pc-q35-rhel9.4.0", 46, 46),
+        (GuestCpu("host-passthrough", "emulate", 43), "q35", 46, 43),
+        (GuestCpu("custom", "passthrough"), "q35", 46, 46),
+        (GuestCpu("custom", "passthrough", None, 42), "q35", 46, 42),
+        (GuestCpu("custom", "passthrough", None, 48), "q35", 46, 46),
+        (GuestCpu("custom", "passthrough", None, 42), "q35", None, 42),
+    ],
+)
+def test_the_guests_address_bits(cpu: GuestCpu, machine: str, bits: int | None, expected: int | None) -> None:
+    assert guest_bits(guest(cpu, machine), host(bits)) == expected
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (MEMORY | PREFETCHABLE | WIDE, True),
+        (MEMORY | PREFETCHABLE, False),
+        (MEMORY | WIDE, False),
+        (MEMORY, False),
+    ],
+)
+def test_which_bars_go_above_4_gib(flags: int, expected: bool) -> None:
+    assert is_high(Bar(0, MIB, flags)) == expected
+
+
+@pytest.mark.parametrize(
+    ("bits", "memory_end", "gib"),
+    [
+        (40, 4 * GIB, 128),
+        (42, 4 * GIB, 512),
+        (39, 4 * GIB, 64),
+        (38, 4 * GIB, 32),
+        (36, 4 * GIB, 32),
+        (40, 896 * GIB - 1, 128),  # 1024 - 128
+        (40, 896 * GIB, 32),
+    ],
+)
+def test_ovmfs_window(bits: int, memory_end: int, gib: int) -> None:
+    assert ovmf_window(bits, memory_end) == gib * GIB
+
+
+@pytest.mark.parametrize(
+    ("domain", "bits", "size", "align", "expected"),
+    [
+        # 4 GiB of low memory, then the next multiple of 512 GiB, 1024 in all
+        (guest(), 40, 512 * GIB, 512 * GIB, True),
+        (guest(), 40, 512 * GIB + MIB, 512 * GIB, False),
+        (guest(), 39, 512 * GIB, 512 * GIB, False),
+        # 4 and 508 GiB of memory end at 512
+        (guest(memory=508 * GIB), 40, 512 * GIB, 512 * GIB, True),
+        (guest(memory=508 * GIB + 1), 40, 512 * GIB, 512 * GIB, False),
+        # a window of 512 GiB, of which one is for the rest
+        (guest(uefi=True), 42, 511 * GIB, GIB, True),
+        (guest(uefi=True), 42, 511 * GIB + MIB, GIB, False),
+        (guest(uefi=True), 41, 511 * GIB, GIB, False),
+        (guest(machine="virt", arch="aarch64", uefi=True), 40, 512 * GIB, GIB, True),
+        (guest(machine="virt", arch="aarch64", uefi=True), 40, 512 * GIB + MIB, GIB, False),
+        (guest(), 32, 0, MIB, True),
+    ],
+)
+def test_what_fits(domain: Domain, bits: int, size: int, align: int, expected: bool) -> None:
+    assert fits(Need((Region(size, align),), (), 0), bits, domain) == expected
+
+
+def test_root_buses_share_one_region_under_seabios_and_follow_each_other_under_ovmf() -> None:
+    """Small before large: OVMF keeps the order of the root buses, SeaBIOS sorts by alignment."""
+    wanted = Need((Region(GIB, GIB), Region(511 * GIB, 256 * GIB)), (), 0)
+    # OVMF: 1, a gap up to 256, 511 more: 767 and one for the rest
+    assert not fits(wanted, 42, guest(uefi=True))
+    assert fits(wanted, 43, guest(uefi=True))
+    # SeaBIOS: from 256 on, 511 and 1: 768
+    assert fits(wanted, 40, guest())
+
+
+def placed(element: int, *bars: Bar) -> tuple[Placement, HostFunction]:
+    source = PciAddress(0, 0x20 + element, 0, 0)
+    device = Device(element, "pci", source)
+    return Placement(device, source, 0, 0, "placed"), HostFunction(source, 0, bars=bars)
+
+
+def port(index: int, parent: int, model: PortModel, *on_it: Placement) -> PlannedPort:
+    attachments = tuple(Attachment(p.device, 0, multifunction=False) for p in on_it)
+    return PlannedPort("", index, parent, 0, 0, multifunction=False, attachments=attachments, model=model)
+
+
+@pytest.mark.parametrize(("rounded", "mib"), [(False, 3), (True, 4)])
+def test_seabios_rounds_a_window_up_to_its_alignment(rounded: bool, mib: int) -> None:
+    bars = (
+        Bar(0, 2 * MIB, MEMORY | PREFETCHABLE | WIDE),
+        Bar(2, MIB, MEMORY | PREFETCHABLE | WIDE),
+        Bar(4, 64, MEMORY),
+    )
+    one, function = placed(1, *bars)
+    expander = PlannedExpander("", 1, 254, 0, (port(2, 1, "pcie-root-port", one),))
+    wanted = need([one], [expander], host(46, function), rounded=rounded)
+    assert wanted.high == (Region(mib * MIB, 2 * MIB), Region(0, 1))
+    # a bridge's window is a MiB at least
+    assert wanted.low == (Region(MIB, MIB), Region(0, 1))
+
+
+def test_what_is_behind_a_switch_counts_and_what_has_no_bars_on_record_is_said() -> None:
+    big = Bar(0, 64 * GIB, MEMORY | PREFETCHABLE | WIDE)
+    (one, of_one), (two, of_two), (bare, of_bare) = placed(1, big), placed(2, big), placed(3)
+    ports = (
+        port(2, 1, "pcie-root-port"),
+        port(3, 2, "pcie-switch-upstream-port"),
+        port(4, 3, "pcie-switch-downstream-port", one),
+        port(5, 3, "pcie-switch-downstream-port", two),
+        port(6, 1, "pcie-root-port", bare),
+    )
+    wanted = need(
+        [one, two, bare], [PlannedExpander("", 1, 249, 0, ports)], host(46, of_one, of_two, of_bare), rounded=True
+    )
+    assert wanted.high == (Region(128 * GIB, 64 * GIB), Region(0, 1))
+    assert (wanted.total, wanted.unknown) == (128 * GIB, 1)
+
+
+def test_a_device_that_stays_is_on_a_port_of_bus_0() -> None:
+    one, function = placed(1, Bar(0, 64 * GIB, MEMORY | PREFETCHABLE | WIDE))
+    assert need([one], [], host(46, function), rounded=False).high == (Region(64 * GIB, 64 * GIB),)
+
+
+def test_what_is_said_of_too_much() -> None:
+    """1 TiB in a guest of 40 bits with its memory; 41 bits hold it, if the host has them."""
+    (one, of_one), (bare, of_bare) = placed(1, Bar(0, 1 << 40, MEMORY | PREFETCHABLE | WIDE)), placed(2)
+    for bits, message, hint in (
+        (41, "the guest will lose BARs", ("--mmio apply", '<maxphysaddr mode="emulate" bits="41"/>')),
+        (None, "the guest will lose BARs", ("--mmio apply", '<maxphysaddr mode="emulate" bits="41"/>')),
+        (40, "the guest will lose BARs; it would take 41 bits; the host's CPUs have 40", ("pass through fewer",)),
+    ):
+        findings, wanted = judged(guest(), host(bits, of_one, of_bare), [one, bare], [], apply=False)
+        assert wanted is None
+        assert [(f.code, f.severity) for f in findings] == [("mmio-window", "warning")]
+        assert findings[0].message == (
+            "the devices' BARs need 1 TiB of address space, 1 devices not counted, the guest has 1 TiB with 40"
+            f" address bits, memory included: {message}"
+        )
+        assert all(part in (findings[0].hint or "") for part in hint)
+    findings, wanted = judged(guest(), host(41, of_one), [one], [], apply=True)
+    assert (wanted, findings[0].severity) == (41, "info")
+
+
+def test_nothing_holds_more_than_52_bits() -> None:
+    """2 PiB from 2 PiB on end at 4 PiB, which is 52 bits; twice that fits nowhere."""
+    for size, wanted in ((1 << 51, 52), (1 << 52, None)):
+        one, function = placed(1, Bar(0, size, MEMORY | PREFETCHABLE | WIDE))
+        findings, bits = judged(guest(), host(None, function), [one], [], apply=True)
+        assert bits == wanted
+        assert findings[0].severity == ("info" if wanted else "warning")
+
+
+def test_the_virt_machine_has_a_window_of_its_own() -> None:
+    one, function = placed(1, Bar(0, 1 << 40, MEMORY | PREFETCHABLE | WIDE))
+    findings, bits = judged(guest(machine="virt", arch="aarch64", uefi=True), host(48, function), [one], [], apply=True)
+    assert bits is None
+    assert findings[0].message == (
+        "the devices' BARs need 1 TiB of address space, the virt machine has 512 GiB: the guest will lose BARs"
+    )
+
+
+def test_ovmfs_window_is_told_with_the_memory_in_mind() -> None:
+    """1 TiB less a window of 128 GiB is 896: memory up to there leaves OVMF 32 GiB."""
+    one, function = placed(1, Bar(0, 256 * GIB, MEMORY | PREFETCHABLE | WIDE))
+    for memory, window in ((892 * GIB - 1, "128 GiB"), (892 * GIB, "32 GiB")):
+        findings, _ = judged(guest(uefi=True, memory=memory), host(46, function), [one], [], apply=False)
+        assert findings[0].message.startswith(
+            f"the devices' BARs need 256 GiB of address space, OVMF has {window} with 40 address bits"
+        )
+
+
+@pytest.mark.parametrize(("rounded", "mib"), [(False, 3), (True, 4)])
+def test_a_window_behind_a_switch_is_rounded_too(rounded: bool, mib: int) -> None:
+    one, function = placed(1, Bar(0, 2 * MIB, MEMORY | PREFETCHABLE | WIDE), Bar(2, MIB, MEMORY | PREFETCHABLE | WIDE))
+    ports = (
+        port(2, 1, "pcie-root-port"),
+        port(3, 2, "pcie-switch-upstream-port"),
+        port(4, 3, "pcie-switch-downstream-port", one),
+    )
+    wanted = need([one], [PlannedExpander("", 1, 252, 0, ports)], host(46, function), rounded=rounded)
+    assert wanted.high[0] == Region(mib * MIB, 2 * MIB)
