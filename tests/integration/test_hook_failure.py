@@ -135,7 +135,7 @@ def test_a_guest_without_room_on_bus_0(hook: Sidecar, client: Client) -> None:
 @pytest.fixture
 def misplanning(tmp_path: Path) -> dict[str, str]:
     """An environment in which pcinuma plans wrongly: bus numbers that the root bus needs itself."""
-    fault = "from pcinuma import layout\nlayout._first_bus = lambda total, around: 3\n"
+    fault = "from pcinuma import layout\nlayout.first_bus = lambda groups, around: 3\n"
     (tmp_path / "sitecustomize.py").write_text(fault)
     return {"PYTHONPATH": str(tmp_path)}
 
