@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from tests.support import manifests
 from tests.support.webhook import IMAGE, PROGRAM, Authority, Webhook, asked, der, review_of, running, vmi
 
 ENABLED = "pcinuma.vm.kubevirt.io/enabled"
@@ -170,14 +171,14 @@ def test_other_methods_and_paths(webhook: Webhook) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_has_seven_mebibytes_at_most(webhook: Webhook, chunked: bool) -> None:
+def test_a_body_has_four_mebibytes_at_most(webhook: Webhook, chunked: bool) -> None:
     def body(size: int) -> Any:
         data = OPTED_IN + b" " * (size - len(OPTED_IN))
         return iter([data[at : at + MIB] for at in range(0, size, MIB)]) if chunked else data
 
     headers = {"content_type": JSON, **({"transfer_encoding": "chunked"} if chunked else {})}
     with contextlib.closing(webhook.client()) as client:
-        for size, expected in ((7 * MIB, 200), (7 * MIB + 1, 413), (20 * MIB, 413)):
+        for size, expected in ((4 * MIB, 200), (4 * MIB + 1, 413), (20 * MIB, 413)):
             client.request(
                 "POST",
                 "/mutate",
@@ -188,14 +189,14 @@ def test_a_body_has_seven_mebibytes_at_most(webhook: Webhook, chunked: bool) -> 
             answer = client.getresponse()
             text = answer.read().decode()
             assert answer.status == expected, text
-        assert text == "the body is larger than 7 MiB\n"
+        assert text == "the body is larger than 4 MiB\n"
 
 
-def test_bodies_at_once_have_64_mebibytes_together() -> None:
-    body = OPTED_IN + b" " * (7 * MIB - len(OPTED_IN))
+def test_bodies_at_once_have_14_mebibytes_together() -> None:
+    body = OPTED_IN + b" " * (4 * MIB - len(OPTED_IN))
     whole = request_of(body)
     with running() as webhook, contextlib.ExitStack() as stack:
-        waiting = [stack.enter_context(webhook.connect()) for _ in range(9)]
+        waiting = [stack.enter_context(webhook.connect()) for _ in range(3)]
         for one in waiting:
             one.sendall(whole[:-1])
         deadline = time.monotonic() + 8
@@ -208,6 +209,60 @@ def test_bodies_at_once_have_64_mebibytes_together() -> None:
         deadline = time.monotonic() + 8
         while post(webhook, body, content_type=JSON)[0] == 503:  # until the first one's room is free again
             assert time.monotonic() < deadline
+
+
+def test_a_review_has_a_hundred_thousand_values_at_most(webhook: Webhook) -> None:
+    for fits, values in ((True, 99_900), (False, 100_000)):
+        body = json.dumps(review_of(vmi({ENABLED: "true"}, tolerations=[0] * values))).encode()
+        status, text = post(webhook, body, content_type=JSON)
+        assert status == (200 if fits else 413), text
+    assert text == "the review holds more than 100000 values (the request)\n"
+
+
+PARTS = {
+    "objects": b"{},",
+    "objects with a key": b'{"":0},',
+    "lists": b"[0],",
+    "one long text": b"x",
+    "wide text": "\U0001f600".encode() * 1024,
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_worst_bodies_at_once_fit_into_the_memory_of_the_manifest(part: str) -> None:
+    (container,) = manifests.one(manifests.overlay("self-signed"), "Deployment")["spec"]["template"]["spec"][
+        "containers"
+    ]
+    limit = int(container["resources"]["limits"]["memory"].removesuffix("Mi")) * MIB
+    unit = PARTS[part]
+    most = 4 * MIB - 10_000
+    if b"," in unit:
+        # as much as is parsed, and much more, which is not
+        bodies = [
+            unit * (size // len(unit))
+            for size in (most, 95_000 * len(unit) // sum(map(unit.count, (b"{", b"[", b","))))
+        ]
+        values = [b"[" + body + b"0]" for body in bodies]
+    else:
+        values = [b'"' + unit * (most // len(unit)) + b'"']
+    holed = json.dumps(review_of(vmi({ENABLED: "true"}, tolerations="HOLE"))).encode()
+    reviews = [holed.replace(b'"HOLE"', value) for value in values]
+    with running() as webhook, ThreadPoolExecutor(8) as pool, contextlib.ExitStack() as stack:
+        for _ in range(100):  # and connections that cost as much as they may
+            stack.enter_context(webhook.connect())
+        answers = list(
+            pool.map(lambda number: post(webhook, reviews[number % len(reviews)], content_type=JSON)[0], range(60))
+        )
+        assert 200 in answers
+        assert set(answers) <= {200, 413, 503}
+        assert peak(webhook) < limit * 0.8, f"{peak(webhook) / MIB:.0f} MiB"
+        assert webhook.mutate(review_of(vmi({ENABLED: "true"})))["allowed"] is True
+
+
+def peak(webhook: Webhook) -> int:
+    """Bytes that were resident at the most."""
+    status = Path(f"/proc/{webhook.process.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def test_a_head_is_bounded(webhook: Webhook) -> None:
@@ -437,7 +492,7 @@ def test_slow_clients_keep_nobody_waiting_and_are_ended(webhook: Webhook) -> Non
 
 def test_connections_beyond_what_it_holds_end_the_oldest() -> None:
     with running() as webhook, contextlib.ExitStack() as stack:
-        held = [stack.enter_context(webhook.connect()) for _ in range(256)]
+        held = [stack.enter_context(webhook.connect()) for _ in range(128)]
         held[0].settimeout(0.3)
         with pytest.raises(TimeoutError):
             held[0].recv(1)
@@ -445,8 +500,8 @@ def test_connections_beyond_what_it_holds_end_the_oldest() -> None:
         held[0].settimeout(5)
         with contextlib.suppress(OSError):
             assert held[0].recv(1) == b""
-        held[100].sendall(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n")
-        assert held[100].recv(100).startswith(b"HTTP/1.1 200 ")
+        held[60].sendall(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert held[60].recv(100).startswith(b"HTTP/1.1 200 ")
 
 
 # --- metrics and log -------------------------------------------------------------------------------------------
@@ -460,7 +515,7 @@ def test_metrics_count_reviews_by_outcome() -> None:
         webhook.mutate(review_of(vmi()))
         webhook.mutate(review_of(vmi({ENABLED: "maybe"})))
         post(webhook, b"{", content_type=JSON)
-        post(webhook, b" " * (7 * MIB + 1), content_type=JSON)
+        post(webhook, b" " * (4 * MIB + 1), content_type=JSON)
         webhook.call("GET", "/mutate")
         webhook.call("GET", "/healthz")
         metrics = webhook.metrics()
@@ -537,6 +592,60 @@ def test_it_ends_at_once_when_nothing_is_in_flight() -> None:
         begun = time.monotonic()
         assert webhook.end() == 0
         assert time.monotonic() - begun < 3
+
+
+def test_busy_clients_lose_nothing_at_the_end() -> None:
+    """Each request on a kept connection gets its answer, until one says that it is the last; new ones find no server."""
+
+    def busy(webhook: Webhook, number: int) -> list[object]:
+        seen: list[object] = []
+        with contextlib.closing(webhook.client()) as client:
+            while True:
+                try:
+                    status, headers, _ = asked(client, "POST", "/mutate", OPTED_IN, content_type=JSON)
+                except ConnectionRefusedError:
+                    return seen
+                except OSError as error:
+                    return [*seen, error]
+                seen.append((status, headers.get("connection")))
+                time.sleep(number % 4 * 0.02)  # from none at all to some: a connection is idle, or never
+
+    with running() as webhook, ThreadPoolExecutor(20) as pool:
+        clients = [pool.submit(busy, webhook, number) for number in range(20)]
+        time.sleep(1.5)
+        begun = time.monotonic()
+        assert webhook.end() == 0
+        assert time.monotonic() - begun < 10
+        seen = [answer for client in clients for answer in client.result(10)]
+        assert set(seen) <= {(200, None), (200, "close")}
+        assert (200, "close") in seen
+        assert {line["event"] for line in webhook.lines()} == {"ready", "admission", "ended"}
+        assert len(webhook.lines("admission")) == len(seen)
+
+
+def test_a_client_that_writes_on_a_closed_connection_is_no_fault() -> None:
+    with running() as webhook, contextlib.ExitStack() as stack:
+        quiet = [stack.enter_context(webhook.connect()) for _ in range(5)]
+        webhook.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        while webhook.process.poll() is None:
+            assert time.monotonic() < deadline
+            for one in quiet:  # as the server closes one second later, and never reads that TLS has ended here
+                with contextlib.suppress(OSError):
+                    one.sendall(b"G")
+            time.sleep(0.01)
+        assert webhook.process.returncode == 0
+        assert [line["event"] for line in webhook.lines()] == ["ready", "ended"]
+
+
+def test_a_body_that_never_comes_does_not_hold_up_the_end() -> None:
+    with running() as webhook, webhook.connect() as connection:
+        connection.sendall(request_of(OPTED_IN)[:-10])
+        time.sleep(0.3)
+        begun = time.monotonic()
+        assert webhook.end() == 0
+        assert time.monotonic() - begun < 15
+        assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
 # --- ten thousand ----------------------------------------------------------------------------------------------
