@@ -83,9 +83,8 @@ def _serve(settings: Settings, listener: socket.socket, pair: certificates.Certi
     def ready() -> None:
         log.write("info", "ready", {"listen": shown(*listener.getsockname()[:2])})
 
+    pair.refresh()  # says so if it has expired already
     stop = certificates.watch(pair, WATCH_SECONDS, reloaded)
-    if (problem := pair.current.problem(time.time())) is not None:
-        log.write("error", "certificate", {"error": problem})
     try:
         wsgi_server.serve(
             app,

@@ -20,7 +20,7 @@ import jsonpatch
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tests.support import manifests
@@ -131,7 +131,7 @@ def test_a_kept_connection_answers_without_delay(webhook: Webhook) -> None:
         (b"", "the body is not JSON"),
         (b"{", "the body is not JSON"),
         (b"\xff\xfe\xfd", "the body is not JSON"),
-        (b"[" * 200_000, "nested too deeply"),
+        (b"[" * 90_000, "nested too deeply"),
         (b"[]", "not an AdmissionReview: no JSON object"),
         (b'{"kind": "Pod\\n\\u001b[2J"}', "kind is 'Pod"),
         (b'{"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1beta1"}', "admission.k8s.io/v1beta1"),
@@ -372,6 +372,57 @@ def test_an_expired_certificate_is_not_ready_but_alive(authority: Authority) -> 
         assert webhook.call("GET", "/readyz")[::2] == (200, b"ok\n")
 
 
+def test_a_pair_that_is_worse_does_not_replace_a_good_one(authority: Authority) -> None:
+    good = authority.pair()
+    authority.mount(*good)
+    private = ec.generate_private_key(ec.SECP256R1())
+    with running("--image", IMAGE, authority=authority) as webhook:
+        authority.mount(*authority.pair(timedelta(seconds=-5)))
+        line = webhook.wait_for("certificate")
+        assert line["level"] == "error"
+        assert line["error"].startswith("the certificate expired at 20")
+        assert line["error"].endswith(f": the one before stays in use ({authority.cert})")
+        time.sleep(1.5)
+        assert len(webhook.lines("certificate")) == 1
+        assert shown(webhook) == der(good[0])
+        assert webhook.call("GET", "/readyz")[0] == 200
+
+        soon = self_signed(private, datetime.now(UTC) + timedelta(seconds=5), NOW + DAY)
+        authority.mount(soon, pem_of(private))
+        line = webhook.wait_for("certificate", 2)
+        assert (line["level"], line["error"][:33]) == ("error", "the certificate is not valid befo")
+        assert shown(webhook) == der(good[0])
+        assert webhook.wait_for("certificate", 3)["level"] == "info", "its time has come"
+        webhook.trusting = ssl._create_unverified_context()
+        with webhook.connect() as connection:
+            assert connection.getpeercert(binary_form=True) == der(soon)
+
+
+def test_a_certificate_that_expires_in_use_is_told_once(authority: Authority) -> None:
+    authority.mount(*authority.pair(timedelta(seconds=4)))
+    with running("--image", IMAGE, authority=authority) as webhook:
+        assert webhook.lines("certificate") == []
+        assert webhook.call("GET", "/readyz")[0] == 200
+        line = webhook.wait_for("certificate")
+        assert (line["level"], line["error"][:30]) == ("error", "the certificate expired at 20" + line["error"][29])
+        time.sleep(2.5)
+        assert len(webhook.lines("certificate")) == 1
+
+
+def test_http_is_1_1_whatever_a_client_asks_for(webhook: Webhook) -> None:
+    context = webhook.authority.trusting()
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    plain = socket.create_connection(("127.0.0.1", webhook.port), timeout=10)
+    with context.wrap_socket(plain, server_hostname="localhost") as connection:
+        assert connection.selected_alpn_protocol() == "http/1.1"
+    upgrade = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2_settings": "AAMAAABkAAQAAP__"}
+    assert webhook.call("GET", "/healthz", **upgrade)[::2] == (200, b"ok\n")
+    with webhook.connect() as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+        assert connection.recv(100)[:9] in (b"", b"HTTP/1.1 ")
+    assert webhook.lines("server") == []
+
+
 # --- how it does not begin -------------------------------------------------------------------------------------
 
 
@@ -388,6 +439,12 @@ def broken(authority: Authority, what: str) -> tuple[Path, Path]:
     pem, secret = authority.pair()
     cert.write_bytes(b"no PEM" if what == "cert" else pem)
     key.write_bytes({"key": b"no PEM", "mismatch": authority.pair()[1]}.get(what, secret))
+    if what == "other kind":
+        key.write_bytes(pem_of(rsa.generate_private_key(65537, 2048)))
+    if what == "weak":
+        weak = rsa.generate_private_key(65537, 1024)
+        key.write_bytes(pem_of(weak))
+        cert.write_bytes(self_signed(weak, NOW - DAY, NOW + DAY))
     if what == "encrypted":
         private = serialization.load_pem_private_key(secret, None)
         form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
@@ -395,6 +452,20 @@ def broken(authority: Authority, what: str) -> tuple[Path, Path]:
     if what == "clients":
         cert.write_bytes(for_clients_only(secret))
     return cert, key
+
+
+NOW = datetime.now(UTC)
+
+
+def pem_of(private: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
+    return private.private_bytes(*form, serialization.NoEncryption())
+
+
+def self_signed(private: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey, begin: datetime, end: datetime) -> bytes:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a")])
+    made = x509.CertificateBuilder(name, name, private.public_key(), x509.random_serial_number(), begin, end)
+    return made.sign(private, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def for_clients_only(secret: bytes) -> bytes:
@@ -414,13 +485,16 @@ def for_clients_only(secret: bytes) -> bytes:
         ("cert", "no certificate in PEM format ({cert})"),
         ("key", "no private key in PEM format that can be used with the certificate ({key})"),
         ("mismatch", "the key is not the certificate's ({key})"),
+        ("other kind", "the key is not the certificate's ({key})"),
+        ("weak", "the certificate's key is too weak for TLS ({cert})"),
         ("encrypted", "the key is encrypted, and there is nobody to ask for its password ({key})"),
     ],
 )
 def test_a_pair_that_cannot_be_used(authority: Authority, what: str, line: str) -> None:
     cert, key = broken(authority, what)
     status, error = started("--listen", "127.0.0.1:0", "--tls-cert", cert, "--tls-key", key, "--image", IMAGE)
-    assert (status, error) == (2, f"pcinuma: error: {line.format(cert=cert, key=key)}\n")
+    assert (status, error.splitlines()[0]) == (2, f"pcinuma: error: {line.format(cert=cert, key=key)}")
+    assert all(line.startswith("hint: ") for line in error.splitlines()[1:])
 
 
 def test_files_that_are_not_there(authority: Authority) -> None:
