@@ -28,7 +28,9 @@ MAX_BODY = 4 * 1024 * 1024
 """Bytes. The API server takes requests of 3 MiB (apiserver, MaxRequestBodyBytes), and a review of a creation holds the
 object once; the rest fits into one more."""
 MOST_HELD = 14 * 1024 * 1024
-"""Bytes of bodies at one time: three of the largest and some small ones. Each is there about four times."""
+"""Bytes of bodies at one time: three of the largest and some small ones."""
+AT_ONCE = 2
+"""Requests that are with the application: one is decided at a time, while another is read or written."""
 MOST_VALUES = 100_000
 """JSON values of a review, counted before it is parsed: as objects of Python's each takes up to 250 bytes. A VMI has
 some thousand."""
@@ -94,6 +96,7 @@ def _serve(settings: Settings, listener: socket.socket, pair: certificates.Certi
             fault=lambda line: log.write("error", "server", {"error": line}),
             context=pair.context,
             most_held=MOST_HELD,
+            at_once=AT_ONCE,
             end_seconds=END_SECONDS,
             refused=refused,
         )

@@ -56,14 +56,17 @@ def serve(
     headers: Sequence[tuple[str, str]] = (),
     context: ssl.SSLContext | None = None,
     most_held: int = MOST_HELD,
+    at_once: int | None = None,
     end_seconds: float | None = None,
     refused: Callable[[str, str], None] = lambda _path, _line: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, over TLS with a ``context``; the listener is closed then. ``headers`` are on every
     answer. Bodies have at most ``max_body`` bytes, and ``most_held`` together; ``refused`` hears path and reason of
-    those that have more. ``ready`` is called when a signal ends it cleanly."""
+    those that have more. ``at_once`` requests at most are with the application; others wait, each with one copy of its
+    body, where the application makes several, and takes a heap of its own for each thread.
+    ``ready`` is called when a signal ends it cleanly."""
     lowered = [(name.lower().encode("ascii"), value.encode("ascii")) for name, value in headers]
-    limited = BodyLimits(_threaded(app, max_body), max_body, refused, most_held)
+    limited = BodyLimits(_threaded(app, max_body, at_once), max_body, refused, most_held)
     served = _with_headers(_within(limited), lowered)
     seconds = END_SECONDS if end_seconds is None else end_seconds
     asyncio.run(_serve(served, listener, context, ready, fault, seconds))
@@ -88,9 +91,10 @@ async def _serve(
 # --- around the application ------------------------------------------------------------------------------------
 
 
-def _threaded(app: Flask, max_body: int) -> AsgiApp:
+def _threaded(app: Flask, max_body: int, at_once: int | None) -> AsgiApp:
     """The application as an ASGI one, each request in a thread of its own once its body is there."""
     wrapped = WSGIWrapper(app, max_body)
+    turn = contextlib.nullcontext() if at_once is None else asyncio.Semaphore(at_once)
 
     async def called(scope: Any, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
@@ -98,7 +102,8 @@ def _threaded(app: Flask, max_body: int) -> AsgiApp:
         def send_now(function: Callable[..., Any], *arguments: Any) -> Any:
             return asyncio.run_coroutine_threadsafe(function(*arguments), loop).result()
 
-        await wrapped(scope, receive, send, partial(_in_thread, loop), send_now)
+        async with turn:
+            await wrapped(scope, receive, send, partial(_in_thread, loop), send_now)
 
     return called
 
