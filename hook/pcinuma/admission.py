@@ -27,6 +27,10 @@ _MOST_NAME = 253
 """Characters. No name in Kubernetes is longer."""
 _WHITE = " \t\r\n"  # JSON's white space, RFC 8259
 _PROGRAM, _COMMAND = "pcinuma", "hook"
+_IDLE = (
+    f"the {_PROGRAM} image in {HOOK_SIDECARS} does not run '{_PROGRAM} hook', so nothing is placed:"
+    f" remove its command, and begin its args with {_COMMAND}"
+)
 
 Outcome = Literal["added", "present", "untouched", "refused"]
 
@@ -75,12 +79,15 @@ def decide(review: object, sidecar: Sidecar) -> Decision:
         if chosen.get("enabled") != "true":
             return _decision(request, "untouched", {})
         found = annotations.get(HOOK_SIDECARS)
+        if found is not None and found.strip(_WHITE) == "null":
+            found = "[]"  # so Go reads it
         entries = [] if found is None else _entries(found)
     except BadInput as error:
         return _decision(request, "refused", _refusal(error), error=error)
     warnings = warnings_of(vmi)
-    if any(_is_ours(entry, sidecar) for entry in entries):
-        return _decision(request, "present", {}, warnings)
+    ours = [runs for entry in entries if (runs := _runs_hook(entry, sidecar)) is not None]
+    if ours:
+        return _decision(request, "present", {}, warnings if any(ours) else (_IDLE, *warnings))
     if found is None:
         change = {"op": "add", "path": _pointer(), "value": f"[{sidecar.entry()}]"}
     else:
@@ -153,20 +160,35 @@ def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
 
 
-def _is_ours(entry: Mapping[str, Any], sidecar: Sidecar) -> bool:
-    """Whether the entry runs pcinuma's hook: two of them in one VM would do the work twice.
+def _runs_hook(entry: Mapping[str, Any], sidecar: Sidecar) -> bool | None:
+    """Whether the entry runs pcinuma's hook; None when it is none of ours. Two hooks in one VM would work twice.
 
-    It does when it is of our image's repository, whatever its tag (the owner may have pinned another), or when what it
-    runs is ``pcinuma hook``, whatever registry the image is of. An image's name stands for its entrypoint.
+    An entry is ours when it is of our image's repository, whatever its tag (the owner may have pinned another), or when
+    what it runs is ``pcinuma hook``, whatever registry the image is of: an image's name stands for its entrypoint. Our
+    image runs the hook also without any arguments (Dockerfile, CMD).
     """
     fields = {key.lower(): value for key, value in entry.items()}  # Go's JSON takes a key in any case
     image = fields.get("image")
     repository = _repository(image) if isinstance(image, str) else ""
-    if repository == _repository(sidecar.image):
-        return True
     command, args = (value if isinstance(value := fields.get(name), list) else [] for name in ("command", "args"))
-    run = [*(command or [repository]), *args]
-    return str(run[0]).rpartition("/")[2] == _PROGRAM and run[1:2] == [_COMMAND]
+    if repository == _repository(sidecar.image):
+        return _is_hook([*(command or [_PROGRAM]), *(args or ([] if command else [_COMMAND]))])
+    return _is_hook([*(command or [repository]), *args]) or None
+
+
+def _is_hook(run: list[Any]) -> bool:
+    """Whether a command line is ``pcinuma hook``, or ``python -m pcinuma hook``, with flags before ``hook``."""
+    name, *rest = map(str, run)
+    name = name.rpartition("/")[2]
+    if name.startswith("python"):
+        while rest and rest[0].startswith("-") and rest[0] != "-m":
+            rest = rest[1:]
+        if rest[:2] != ["-m", _PROGRAM]:
+            return False
+        rest = rest[2:]
+    elif name != _PROGRAM:
+        return False
+    return next((word for word in rest if not word.startswith("-")), None) == _COMMAND
 
 
 def _repository(image: str) -> str:
@@ -174,10 +196,11 @@ def _repository(image: str) -> str:
     name = image.strip().partition("@")[0]
     folder, slash, last = name.rpartition("/")
     name = folder + slash + last.partition(":")[0]
-    first, slash, _ = name.partition("/")
+    first, slash, path = name.partition("/")
     if not slash:
         return f"docker.io/library/{name}"
-    return name if "." in first or ":" in first or first == "localhost" else f"docker.io/{name}"
+    host = first.lower()  # DNS knows no case
+    return f"{host}/{path}" if "." in host or ":" in host or host == "localhost" else f"docker.io/{name}"
 
 
 def _with_entry(text: str, entry: str, *, empty: bool) -> str:

@@ -17,7 +17,8 @@ App = Callable[[Any, Receive, Send], Awaitable[None]]
 
 BODY_SECONDS = 10
 MOST_HELD = 64 * 1024 * 1024
-"""Bytes of bodies that are in memory at one time, of all requests together."""
+"""Bytes of bodies that are in memory at one time, of all requests together, unless the caller says otherwise. Each is
+there about four times, as server and application hand it on."""
 
 
 class _Refused(Exception):
@@ -27,13 +28,14 @@ class _Refused(Exception):
 
 
 class BodyLimits:
-    """``most`` bytes a body, MOST_HELD together, and BODY_SECONDS for it to come.
+    """``most`` bytes a body, ``held`` together, and BODY_SECONDS for it to come.
 
     ``told`` hears the path of a request that was refused here, and why.
     """
 
-    def __init__(self, app: App, most: int, told: Callable[[str, str], None]):
+    def __init__(self, app: App, most: int, told: Callable[[str, str], None], held: int = MOST_HELD):
         self._app = app
+        self._most_held = held
         self._most = most
         self._told = told
         self._held = 0
@@ -81,7 +83,7 @@ class BodyLimits:
         """Add to the body; why it is not to be kept, if it is not."""
         if len(body) + len(data) > self._most:
             refused = _Refused(413, f"the body is larger than {self._most >> 20} MiB")
-        elif self._held + len(data) > MOST_HELD:
+        elif self._held + len(data) > self._most_held:
             refused = _Refused(503, "too many large requests at once")
         else:
             body += data

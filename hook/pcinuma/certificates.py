@@ -18,6 +18,7 @@ from pcinuma.errors import BadInput
 
 MAX_BYTES = 1024 * 1024
 _NO_CHECK_TIME = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python's ssl has no name for
+_STRONG = "RSA of 2048 bits or more, or ECDSA P-256, signed with SHA-256"
 _END = "-----END CERTIFICATE-----"
 
 
@@ -40,19 +41,31 @@ class Certificates:
     """The pair in use. ``context`` is what a server listens with: each new connection gets the newest pair.
 
     Raises BadInput when the first pair cannot be used. ``failed`` is told why a later one cannot, once each; the last
-    good pair stays in use then.
+    good pair stays in use then. A pair that clients would not take now does not replace one that they do; it does when
+    its time has come, or when the one in use is no better. ``failed`` also hears, once, that the pair in use expired.
     """
 
     def __init__(self, cert: str, key: str, failed: Callable[[BadInput], None]):
         self._paths = (cert, key)
         self._failed = failed
         self._seen = _state(cert, key)
+        self._next: Certificate | None = None
+        self._told: Certificate | None = None
         self.current = load(cert, key)
         self.context = self.current.context
         self.context.sni_callback = self._choose
 
     def refresh(self) -> bool:
-        """Look whether the files have changed; True when a new pair is in use."""
+        """Look whether the files have changed, or a time has come; True when a new pair is in use."""
+        now = time.time()
+        changed = self._load(now) or self._turn(now)
+        problem = self.current.problem(now)
+        if problem is not None and self._told is not self.current:
+            self._told = self.current
+            self._failed(BadInput(problem, where=self._paths[0]))
+        return changed
+
+    def _load(self, now: float) -> bool:
         state = _state(*self._paths)
         if state == self._seen:
             return False
@@ -61,10 +74,21 @@ class Certificates:
         except BadInput as error:
             if _state(*self._paths) == state:  # else they were changing just now: next time
                 self._seen = state
+                self._next = None
                 self._failed(error)
             return False
         self._seen = state
-        self.current = new
+        self._next = new
+        if self._turn(now):
+            return True
+        self._failed(BadInput(f"{new.problem(now)}: the one before stays in use", where=self._paths[0]))
+        return False
+
+    def _turn(self, now: float) -> bool:
+        """Take the next pair into use, if there is one and it is not worse."""
+        if self._next is None or (self._next.problem(now) is not None and self.current.problem(now) is None):
+            return False
+        self.current, self._next = self._next, None
         return True
 
     def _choose(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
@@ -92,8 +116,12 @@ def load(cert: str, key: str) -> Certificate:
     try:
         context.load_cert_chain(cert, key, password=no_password)
     except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
+        # the second: of another kind than the certificate's
+        if error.reason in ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED", "KEY_TYPE_MISMATCH"):
             raise BadInput("the key is not the certificate's", where=key) from None
+        if error.reason in ("EE_KEY_TOO_SMALL", "CA_KEY_TOO_SMALL", "CA_MD_TOO_WEAK"):
+            what = "signature" if error.reason == "CA_MD_TOO_WEAK" else "key"
+            raise BadInput(f"the certificate's {what} is too weak for TLS", where=cert, hint=_STRONG) from None
         raise BadInput("no private key in PEM format that can be used with the certificate", where=key) from None
     except OSError as error:
         raise BadInput(f"cannot be read: {error.strerror or error}", where=cert) from None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import datetime
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,11 @@ from pcinuma.kube_api import Api, ApiRefused, Conflict
 
 CERTIFICATE, KEY, BUNDLE = "tls.crt", "tls.key", "ca.crt"
 _TRIES = 5
+
+# Kubernetes' names: RFC 1123 label and subdomain, RFC 1035 label for a Service (apimachinery, util/validation)
+_LABEL = re.compile(r"(?=.{1,63}\Z)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?")
+_SERVICE = re.compile(r"(?=.{1,63}\Z)[a-z](?:[-a-z0-9]*[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"(?=.{1,253}\Z)[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,14 @@ class Settings:
     renew_before: int
 
     def __post_init__(self) -> None:
+        for flag, name, form, what in (
+            ("--namespace", self.namespace, _LABEL, "a DNS label: a-z, 0-9 and -, 63 characters at most"),
+            ("--service", self.service, _SERVICE, "a DNS label that begins with a letter: a-z, 0-9 and -, 63 at most"),
+            ("--secret", self.secret, _SUBDOMAIN, "a DNS name: a-z, 0-9, - and ., 253 characters at most"),
+            ("--webhook", self.webhook, _SUBDOMAIN, "a DNS name: a-z, 0-9, - and ., 253 characters at most"),
+        ):
+            if not form.fullmatch(name):
+                raise BadOption(f"{flag[2:]} cannot be {name[:80]!r}, which is not {what}", where=flag)
         if not 1 <= self.days <= 3650:
             raise BadOption(f"days cannot be {self.days}", where="--days", hint="1 to 3650")
         if not 0 <= self.renew_before < self.days:

@@ -51,7 +51,7 @@ class Api:
             self._host, self._port = parts.hostname, parts.port or 443
         except ValueError:
             parts, self._host = urlsplit(""), None
-        if parts.scheme != "https" or not self._host:
+        if parts.scheme != "https" or not self._host or not self._host.isascii():
             raise BadInput(f"not an address of an API server: {url[:200]}", hint="https://HOST:PORT")
         self._account = account
         try:

@@ -1,46 +1,44 @@
 """``pcinuma webhook``: the mutating admission webhook over HTTPS. A Flask application behind Hypercorn.
 
-Hypercorn's event loop holds the connections: a client that is slow costs memory, never one of the threads that
+The event loop holds the connections: a client that is slow costs memory, never one of the threads that
 answer. A request comes to Flask when its body is there, whole and within its bounds.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
-import signal
 import socket
-import ssl
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from flask import Flask, Response, request
-from hypercorn.asyncio import serve as hypercorn_serve
-from hypercorn.config import Config
-from hypercorn.middleware.wsgi import AsyncioWSGIMiddleware
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from werkzeug.exceptions import HTTPException
 
 from pcinuma import admission, certificates, wsgi_server
-from pcinuma.body_limits import BodyLimits
 from pcinuma.errors import BadInput, one_line
 from pcinuma.listen import Listener, shown
 from pcinuma.log import LOG_SECONDS, Log
 
 MUTATE = "/mutate"
-MAX_BODY = 7 * 1024 * 1024
-"""Bytes. The API server takes requests of 3 MiB, and a review may hold an object twice; the rest fits into one more.
-controller-runtime draws the line there, too."""
+MAX_BODY = 4 * 1024 * 1024
+"""Bytes. The API server takes requests of 3 MiB (apiserver, MaxRequestBodyBytes), and a review of a creation holds the
+object once; the rest fits into one more."""
+MOST_HELD = 14 * 1024 * 1024
+"""Bytes of bodies at one time: three of the largest and some small ones."""
+AT_ONCE = 2
+"""Requests that are with the application: one is decided at a time, while another is read or written."""
+MOST_VALUES = 100_000
+"""JSON values of a review, counted before it is parsed: as objects of Python's each takes up to 250 bytes. A VMI has
+some thousand."""
 
-CONNECTIONS = 256
+CONNECTIONS = 128
 """At one time; each takes 0.3 MB, for the most part asyncio's buffer for TLS. A few per API server are in use."""
-HANDSHAKE_SECONDS = 5
-IDLE_SECONDS = 10
-"""For a connection without a request, and for the head of one."""
-END_SECONDS = 15
-"""For requests in flight when the end comes; above what one may take, below Kubernetes' 30 s to SIGKILL."""
+END_SECONDS = 12
+"""For requests in flight when the end comes; above what one may take, and with the closing of connections 14 s."""
 WATCH_SECONDS = 1
 
 _OUTCOMES = ("added", "present", "untouched", "refused", "malformed", "failed")
@@ -65,35 +63,43 @@ def serve(settings: Settings) -> int:
         settings.cert, settings.key, lambda error: log.write("error", "certificate", {"error": str(error)})
     )
     with Listener(*settings.listen, CONNECTIONS) as listener:
-        asyncio.run(_serve(settings, listener, pair))
+        _serve(settings, listener, pair)
     log.write("info", "ended", {})
     log.flush(LOG_SECONDS)
     return 0
 
 
-async def _serve(settings: Settings, listener: socket.socket, pair: certificates.Certificates) -> None:
-    loop, ended, log = asyncio.get_running_loop(), asyncio.Event(), settings.log
+def _serve(settings: Settings, listener: socket.socket, pair: certificates.Certificates) -> None:
+    log = settings.log
     metrics = Metrics(lambda: pair.current)
     app = application(settings.sidecar, lambda: pair.current, metrics, log)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
-    loop.set_exception_handler(lambda _, context: _log_fault(log, context))
 
     def reloaded() -> None:
         log.write("info", "certificate", {"notAfter": certificates.stamp(pair.current.not_after)})
 
-    def told(path: str, line: str) -> None:
+    def refused(path: str, line: str) -> None:
         if path == MUTATE:
             metrics.count("malformed", 0.0)
             log.write("warning", "admission", {"outcome": "malformed", "error": line})
 
+    def ready() -> None:
+        log.write("info", "ready", {"listen": shown(*listener.getsockname()[:2])})
+
+    pair.refresh()  # says so if it has expired already
     stop = certificates.watch(pair, WATCH_SECONDS, reloaded)
-    if (problem := pair.current.problem(time.time())) is not None:
-        log.write("error", "certificate", {"error": problem})
-    log.write("info", "ready", {"listen": shown(*listener.getsockname()[:2])})
     try:
-        limited = BodyLimits(AsyncioWSGIMiddleware(app, MAX_BODY), MAX_BODY, told)
-        await hypercorn_serve(limited, _config(listener, pair.context, log), shutdown_trigger=ended.wait, mode="asgi")
+        wsgi_server.serve(
+            app,
+            listener,
+            max_body=MAX_BODY,
+            ready=ready,
+            fault=lambda line: log.write("error", "server", {"error": line}),
+            context=pair.context,
+            most_held=MOST_HELD,
+            at_once=AT_ONCE,
+            end_seconds=END_SECONDS,
+            refused=refused,
+        )
     finally:
         stop()
 
@@ -106,18 +112,21 @@ def application(
 ) -> Flask:
     """The WSGI application: ``/mutate``, ``/healthz``, ``/readyz``, ``/metrics``."""
     app = wsgi_server.App(__name__, static_folder=None)
+    turn = threading.Lock()  # one review is parsed at a time: its objects take many times the memory of its text
 
     @app.post(MUTATE)
     def mutate() -> Response:
         started = time.perf_counter()
         outcome, record = "failed", {}
         try:
-            decision = admission.decide(_review(), sidecar)
+            data = _body()
+            with turn:
+                decision = admission.decide(_parsed(data), sidecar)
             outcome, record = decision.outcome, decision.record
             return Response(json.dumps(decision.review), mimetype="application/json")
         except BadInput as error:
             outcome, record = "malformed", {"outcome": "malformed", "error": str(error)}
-            return _line(415 if isinstance(error, _WrongType) else 400, str(error))
+            return _line(error.status if isinstance(error, _Unfit) else 400, str(error))
         except Exception as error:  # noqa: BLE001 - one line with the status for it, whatever the fault
             what = one_line(f"internal error: {type(error).__name__}: {error}")
             record = {"outcome": "failed", "error": what}
@@ -150,15 +159,26 @@ def application(
     return app
 
 
-class _WrongType(BadInput):
-    """The request's content type is none that a review comes as."""
+class _Unfit(BadInput):
+    """The request is none that is looked into, whatever is in it; ``status`` is HTTP's for that."""
+
+    def __init__(self, status: int, message: str):
+        super().__init__(message, where="the request")
+        self.status = status
 
 
-def _review() -> object:
+def _body() -> bytes:
     if request.mimetype != "application/json":
-        raise _WrongType(f"the content type is {request.mimetype[:80]!r}, not application/json", where="the request")
+        raise _Unfit(415, f"the content type is {request.mimetype[:80]!r}, not application/json")
+    return request.get_data(cache=False)
+
+
+def _parsed(data: bytes) -> object:
+    # each value but the first is after one of these; those in strings count, too, and an annotation has 256 KiB at most
+    if sum(data.count(mark) for mark in (b"{", b"[", b",")) > MOST_VALUES:
+        raise _Unfit(413, f"the review holds more than {MOST_VALUES} values")
     try:
-        return json.loads(request.get_data(cache=False))
+        return json.loads(data)
     except (ValueError, RecursionError) as error:
         reason = str(error) if isinstance(error, ValueError) else "nested too deeply"
         raise BadInput(f"the body is not JSON: {reason}", where="the request") from None
@@ -196,25 +216,3 @@ class Metrics:
     def count(self, outcome: str, seconds: float) -> None:
         self._admissions.labels(outcome).inc()
         self._seconds.observe(seconds)
-
-
-# --- Hypercorn -------------------------------------------------------------------------------------------------
-
-
-def _config(listener: socket.socket, context: ssl.SSLContext, log: Log) -> Config:
-    config = wsgi_server.config(listener, lambda line: log.write("error", "server", {"error": line}), context)
-    config.ssl_handshake_timeout = HANDSHAKE_SECONDS
-    config.keep_alive_timeout = IDLE_SECONDS
-    config.graceful_timeout = END_SECONDS
-    config.keep_alive_max_requests = 100_000
-    return config
-
-
-def _log_fault(log: Log, context: Mapping[str, Any]) -> None:
-    """What asyncio cannot hand to anybody. A connection that breaks off, or is broken off at the end, or a client
-    without TLS, is no fault."""
-    error = context.get("exception")
-    if isinstance(error, (OSError, ssl.SSLError, asyncio.CancelledError)):
-        return
-    what = f"{context.get('message')}: {type(error).__name__}: {error}" if error else str(context.get("message"))
-    log.write("error", "server", {"error": one_line(what)})

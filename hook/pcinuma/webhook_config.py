@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pcinuma import options, schema
+from pcinuma import image_reference, options, schema
 from pcinuma.admission import Sidecar
 from pcinuma.errors import BadInput, BadOption
 
@@ -27,6 +27,10 @@ def load(data: bytes, where: str) -> Mapping[str, Any]:
         loaded: dict[str, Any] = json.loads(json.dumps(content))  # YAML has dates and keys of any kind
     except (TypeError, ValueError):
         raise BadInput("a name or a value is neither text, number, list nor mapping", where=where) from None
+    if loaded.get("options", {}) is None:
+        loaded["options"] = {}  # its lines are all comments
+    if isinstance(image := loaded.get("image"), str) and image:
+        image_reference.check(image, where)  # says what the schema's pattern cannot
     schema.validate(loaded, "webhook", where)
     return loaded
 
@@ -43,7 +47,7 @@ def sidecar_of(config: Mapping[str, Any], image: str | None, pull_policy: str | 
     if chosen is None:
         raise BadOption("no image for the sidecar", hint="give --image, or a line image: in the file of --config")
     if image is not None:
-        schema.validate({"image": image}, "webhook", "--image")
+        image_reference.check(image, "--image")
     args = ["hook"]
     if "version" in config:
         args += ["--version", config["version"]]

@@ -16,31 +16,22 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import hypercorn.asyncio.run
 from flask import Flask
 from hypercorn.app_wrappers import WSGIWrapper
-from hypercorn.asyncio import serve as hypercorn_serve
-from hypercorn.asyncio.tcp_server import TCPServer
-from hypercorn.config import Config, Sockets
-from hypercorn.events import Closed
 
+from pcinuma import http_server
+from pcinuma.body_limits import MOST_HELD, BodyLimits, Message, Receive, Send
 from pcinuma.body_limits import App as AsgiApp
-from pcinuma.body_limits import BodyLimits, Message, Receive, Send
 from pcinuma.errors import one_line
+from pcinuma.http_server import Fault
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
 
-IDLE_SECONDS = 10
-"""For a connection without a request, and for the head of one."""
 ANSWER_SECONDS = 60
 """From the head of a request to the end of its answer."""
-CLOSE_SECONDS = 1
 END_SECONDS = 5
-"""For requests in flight when the end comes."""
-
-Fault = Callable[[str], None]
-"""Hears one line about what went wrong beside any request."""
+"""For requests in flight when the end comes, unless the caller says otherwise."""
 
 
 class App(Flask):
@@ -60,31 +51,50 @@ def serve(
     listener: socket.socket,
     *,
     max_body: int,
-    headers: Sequence[tuple[str, str]],
     ready: Callable[[], None],
     fault: Fault,
+    headers: Sequence[tuple[str, str]] = (),
+    context: ssl.SSLContext | None = None,
+    most_held: int = MOST_HELD,
+    at_once: int | None = None,
+    end_seconds: float | None = None,
+    refused: Callable[[str, str], None] = lambda _path, _line: None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. ``headers`` are on every answer; bodies have at most ``max_body`` bytes;
+    """Serve until SIGTERM or SIGINT, over TLS with a ``context``; the listener is closed then. ``headers`` are on every
+    answer. Bodies have at most ``max_body`` bytes, and ``most_held`` together; ``refused`` hears path and reason of
+    those that have more. ``at_once`` requests at most are with the application; others wait, each with one copy of its
+    body, where the application makes several, and takes a heap of its own for each thread.
     ``ready`` is called when a signal ends it cleanly."""
     lowered = [(name.lower().encode("ascii"), value.encode("ascii")) for name, value in headers]
-    asyncio.run(_serve(_with_headers(_within(_threaded(app, max_body)), lowered), listener, ready, fault))
+    limited = BodyLimits(_threaded(app, max_body, at_once), max_body, refused, most_held)
+    served = _with_headers(_within(limited), lowered)
+    seconds = END_SECONDS if end_seconds is None else end_seconds
+    asyncio.run(_serve(served, listener, context, ready, fault, seconds))
 
 
-async def _serve(app: AsgiApp, listener: socket.socket, ready: Callable[[], None], fault: Fault) -> None:
+async def _serve(
+    app: AsgiApp,
+    listener: socket.socket,
+    context: ssl.SSLContext | None,
+    ready: Callable[[], None],
+    fault: Fault,
+    end_seconds: float,
+) -> None:
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    loop.set_exception_handler(lambda _, context: _tell(fault, context))
+    loop.set_exception_handler(lambda _, told: _tell(fault, told))
     ready()
-    await hypercorn_serve(app, config(listener, fault), shutdown_trigger=ended.wait, mode="asgi")
+    await http_server.serve(app, listener, context=context, ended=ended, end_seconds=end_seconds, fault=fault)
 
 
 # --- around the application ------------------------------------------------------------------------------------
 
 
-def _threaded(app: Flask, max_body: int) -> AsgiApp:
+def _threaded(app: Flask, max_body: int, at_once: int | None) -> AsgiApp:
     """The application as an ASGI one, each request in a thread of its own once its body is there."""
     wrapped = WSGIWrapper(app, max_body)
+    turn = contextlib.nullcontext() if at_once is None else asyncio.Semaphore(at_once)
 
     async def called(scope: Any, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
@@ -92,9 +102,10 @@ def _threaded(app: Flask, max_body: int) -> AsgiApp:
         def send_now(function: Callable[..., Any], *arguments: Any) -> Any:
             return asyncio.run_coroutine_threadsafe(function(*arguments), loop).result()
 
-        await wrapped(scope, receive, send, partial(_in_thread, loop), send_now)
+        async with turn:
+            await wrapped(scope, receive, send, partial(_in_thread, loop), send_now)
 
-    return BodyLimits(called, max_body, lambda _path, _line: None)
+    return called
 
 
 def _in_thread(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
@@ -172,101 +183,6 @@ def _with_headers(app: AsgiApp, headers: list[tuple[bytes, bytes]]) -> AsgiApp:
         await app(scope, receive, passed)
 
     return called
-
-
-# --- Hypercorn -------------------------------------------------------------------------------------------------
-
-
-class _Connection(TCPServer):
-    """Hypercorn's connection, without two waits of version 0.18: one that the client has closed lives on, with its
-    buffers, until the time for its next request is over; one that is closed here, until the client agrees.
-
-    A connection is closed once: a second close() would take the transport what it aborts by (CPython,
-    asyncio/sslproto.py), and the client could hold up the end for half a minute.
-    """
-
-    async def _read_data(self) -> None:
-        try:
-            await super()._read_data()
-        finally:
-            await self.idle_task.stop()
-
-    async def _initiate_server_close(self) -> None:
-        if self.writer.is_closing():
-            await self.protocol.handle(Closed())
-        else:
-            await super()._initiate_server_close()
-            self.loop.call_later(CLOSE_SECONDS, self.writer.transport.abort)
-
-    async def _close(self) -> None:
-        late = self.loop.call_later(CLOSE_SECONDS, self.writer.transport.abort)
-        try:
-            if self.writer.is_closing():
-                with contextlib.suppress(OSError, RuntimeError, asyncio.CancelledError):
-                    await self.writer.wait_closed()
-                await self.idle_task.stop()
-            else:
-                await super()._close()
-        finally:
-            late.cancel()
-
-
-hypercorn.asyncio.run.TCPServer = _Connection  # type: ignore[attr-defined]
-
-
-class _Config(Config):
-    """Hypercorn with a socket of ours, and a TLS context where there is to be TLS."""
-
-    def __init__(self, listener: socket.socket, context: ssl.SSLContext | None):
-        super().__init__()
-        self._listener = listener
-        self._context = context
-
-    @property
-    def ssl_enabled(self) -> bool:
-        return self._context is not None
-
-    def create_ssl_context(self) -> ssl.SSLContext | None:
-        return self._context
-
-    def create_sockets(self) -> Sockets:
-        return Sockets([self._listener], [], []) if self.ssl_enabled else Sockets([], [self._listener], [])
-
-
-def config(listener: socket.socket, fault: Fault, context: ssl.SSLContext | None = None) -> Config:
-    """Hypercorn's configuration: what it says of errors goes to ``fault``, all else nowhere."""
-    made = _Config(listener, context)
-    made.keep_alive_timeout = IDLE_SECONDS
-    made.graceful_timeout = END_SECONDS
-    made.max_app_queue_size = 0  # a full queue would hold up the end of a connection whose body nobody reads further
-    made.include_server_header = False
-    made.accesslog = None
-    made.errorlog = None
-    made.logger_class = _logger_class(fault)
-    return made
-
-
-def _logger_class(fault: Fault) -> Any:
-    """What Hypercorn says of errors alone."""
-
-    class Logger:
-        def __init__(self, _config: Config) -> None:
-            pass
-
-        async def access(self, *_: Any) -> None:
-            pass
-
-        info = debug = warning = access
-
-        async def error(self, message: str, *_: Any, **__: Any) -> None:
-            fault(one_line(message))
-
-        critical = exception = error
-
-        async def log(self, _level: int, message: str, *_: Any, **__: Any) -> None:
-            await self.error(message)
-
-    return Logger
 
 
 def _tell(fault: Fault, context: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ import pytest
 
 from pcinuma import cert_maker
 from tests.conftest import ROOT
-from tests.support import domains, image, sidecar
+from tests.support import domains, image, manifests, sidecar
 
 NEEDED = ("debootstrap", "chroot", "setpriv", "unshare")
 DOMAIN = """\
@@ -254,6 +254,18 @@ def test_the_webhook_serves(tree: Path) -> None:
 
 
 @pytest.mark.timeout(300)
+def test_the_pods_last_sleep_works_without_a_shell(tree: Path) -> None:
+    """The kubelet runs it in the container: until it ends, the webhook is not told to end."""
+    pod = manifests.one(manifests.overlay("self-signed"), "Deployment")["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    begun = time.monotonic()
+    done = image.run(tree, *container["lifecycle"]["preStop"]["exec"]["command"])
+    took = time.monotonic() - begun
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert 5 <= took < 8
+    assert pod["terminationGracePeriodSeconds"] >= 5 + 15 + 5, "that, what the webhook takes at most, and some"
+
+
 def test_the_debug_page_serves_with_all_it_shows(tree: Path) -> None:
     with sidecar.folder() as folder:
         arguments = ("web", "--listen=127.0.0.1:0")

@@ -20,9 +20,10 @@ import jsonpatch
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from tests.support import manifests
 from tests.support.webhook import IMAGE, PROGRAM, Authority, Webhook, asked, der, review_of, running, vmi
 
 ENABLED = "pcinuma.vm.kubevirt.io/enabled"
@@ -130,7 +131,7 @@ def test_a_kept_connection_answers_without_delay(webhook: Webhook) -> None:
         (b"", "the body is not JSON"),
         (b"{", "the body is not JSON"),
         (b"\xff\xfe\xfd", "the body is not JSON"),
-        (b"[" * 200_000, "nested too deeply"),
+        (b"[" * 90_000, "nested too deeply"),
         (b"[]", "not an AdmissionReview: no JSON object"),
         (b'{"kind": "Pod\\n\\u001b[2J"}', "kind is 'Pod"),
         (b'{"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1beta1"}', "admission.k8s.io/v1beta1"),
@@ -170,14 +171,14 @@ def test_other_methods_and_paths(webhook: Webhook) -> None:
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_body_has_seven_mebibytes_at_most(webhook: Webhook, chunked: bool) -> None:
+def test_a_body_has_four_mebibytes_at_most(webhook: Webhook, chunked: bool) -> None:
     def body(size: int) -> Any:
         data = OPTED_IN + b" " * (size - len(OPTED_IN))
         return iter([data[at : at + MIB] for at in range(0, size, MIB)]) if chunked else data
 
     headers = {"content_type": JSON, **({"transfer_encoding": "chunked"} if chunked else {})}
     with contextlib.closing(webhook.client()) as client:
-        for size, expected in ((7 * MIB, 200), (7 * MIB + 1, 413), (20 * MIB, 413)):
+        for size, expected in ((4 * MIB, 200), (4 * MIB + 1, 413), (20 * MIB, 413)):
             client.request(
                 "POST",
                 "/mutate",
@@ -188,14 +189,14 @@ def test_a_body_has_seven_mebibytes_at_most(webhook: Webhook, chunked: bool) -> 
             answer = client.getresponse()
             text = answer.read().decode()
             assert answer.status == expected, text
-        assert text == "the body is larger than 7 MiB\n"
+        assert text == "the body is larger than 4 MiB\n"
 
 
-def test_bodies_at_once_have_64_mebibytes_together() -> None:
-    body = OPTED_IN + b" " * (7 * MIB - len(OPTED_IN))
+def test_bodies_at_once_have_14_mebibytes_together() -> None:
+    body = OPTED_IN + b" " * (4 * MIB - len(OPTED_IN))
     whole = request_of(body)
     with running() as webhook, contextlib.ExitStack() as stack:
-        waiting = [stack.enter_context(webhook.connect()) for _ in range(9)]
+        waiting = [stack.enter_context(webhook.connect()) for _ in range(3)]
         for one in waiting:
             one.sendall(whole[:-1])
         deadline = time.monotonic() + 8
@@ -208,6 +209,60 @@ def test_bodies_at_once_have_64_mebibytes_together() -> None:
         deadline = time.monotonic() + 8
         while post(webhook, body, content_type=JSON)[0] == 503:  # until the first one's room is free again
             assert time.monotonic() < deadline
+
+
+def test_a_review_has_a_hundred_thousand_values_at_most(webhook: Webhook) -> None:
+    for fits, values in ((True, 99_900), (False, 100_000)):
+        body = json.dumps(review_of(vmi({ENABLED: "true"}, tolerations=[0] * values))).encode()
+        status, text = post(webhook, body, content_type=JSON)
+        assert status == (200 if fits else 413), text
+    assert text == "the review holds more than 100000 values (the request)\n"
+
+
+PARTS = {
+    "objects": b"{},",
+    "objects with a key": b'{"":0},',
+    "lists": b"[0],",
+    "one long text": b"x",
+    "wide text": "\U0001f600".encode() * 1024,
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_worst_bodies_at_once_fit_into_the_memory_of_the_manifest(part: str) -> None:
+    (container,) = manifests.one(manifests.overlay("self-signed"), "Deployment")["spec"]["template"]["spec"][
+        "containers"
+    ]
+    limit = int(container["resources"]["limits"]["memory"].removesuffix("Mi")) * MIB
+    unit = PARTS[part]
+    most = 4 * MIB - 10_000
+    if b"," in unit:
+        # as much as is parsed, and much more, which is not
+        bodies = [
+            unit * (size // len(unit))
+            for size in (most, 95_000 * len(unit) // sum(map(unit.count, (b"{", b"[", b","))))
+        ]
+        values = [b"[" + body + b"0]" for body in bodies]
+    else:
+        values = [b'"' + unit * (most // len(unit)) + b'"']
+    holed = json.dumps(review_of(vmi({ENABLED: "true"}, tolerations="HOLE"))).encode()
+    reviews = [holed.replace(b'"HOLE"', value) for value in values]
+    with running() as webhook, ThreadPoolExecutor(8) as pool, contextlib.ExitStack() as stack:
+        for _ in range(100):  # and connections that cost as much as they may
+            stack.enter_context(webhook.connect())
+        answers = list(
+            pool.map(lambda number: post(webhook, reviews[number % len(reviews)], content_type=JSON)[0], range(60))
+        )
+        assert 200 in answers
+        assert set(answers) <= {200, 413, 503}
+        assert peak(webhook) < limit * 0.8, f"{peak(webhook) / MIB:.0f} MiB"
+        assert webhook.mutate(review_of(vmi({ENABLED: "true"})))["allowed"] is True
+
+
+def peak(webhook: Webhook) -> int:
+    """Bytes that were resident at the most."""
+    status = Path(f"/proc/{webhook.process.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 
 
 def test_a_head_is_bounded(webhook: Webhook) -> None:
@@ -317,6 +372,57 @@ def test_an_expired_certificate_is_not_ready_but_alive(authority: Authority) -> 
         assert webhook.call("GET", "/readyz")[::2] == (200, b"ok\n")
 
 
+def test_a_pair_that_is_worse_does_not_replace_a_good_one(authority: Authority) -> None:
+    good = authority.pair()
+    authority.mount(*good)
+    private = ec.generate_private_key(ec.SECP256R1())
+    with running("--image", IMAGE, authority=authority) as webhook:
+        authority.mount(*authority.pair(timedelta(seconds=-5)))
+        line = webhook.wait_for("certificate")
+        assert line["level"] == "error"
+        assert line["error"].startswith("the certificate expired at 20")
+        assert line["error"].endswith(f": the one before stays in use ({authority.cert})")
+        time.sleep(1.5)
+        assert len(webhook.lines("certificate")) == 1
+        assert shown(webhook) == der(good[0])
+        assert webhook.call("GET", "/readyz")[0] == 200
+
+        soon = self_signed(private, datetime.now(UTC) + timedelta(seconds=5), NOW + DAY)
+        authority.mount(soon, pem_of(private))
+        line = webhook.wait_for("certificate", 2)
+        assert (line["level"], line["error"][:33]) == ("error", "the certificate is not valid befo")
+        assert shown(webhook) == der(good[0])
+        assert webhook.wait_for("certificate", 3)["level"] == "info", "its time has come"
+        webhook.trusting = ssl._create_unverified_context()
+        with webhook.connect() as connection:
+            assert connection.getpeercert(binary_form=True) == der(soon)
+
+
+def test_a_certificate_that_expires_in_use_is_told_once(authority: Authority) -> None:
+    authority.mount(*authority.pair(timedelta(seconds=4)))
+    with running("--image", IMAGE, authority=authority) as webhook:
+        assert webhook.lines("certificate") == []
+        assert webhook.call("GET", "/readyz")[0] == 200
+        line = webhook.wait_for("certificate")
+        assert (line["level"], line["error"][:30]) == ("error", "the certificate expired at 20" + line["error"][29])
+        time.sleep(2.5)
+        assert len(webhook.lines("certificate")) == 1
+
+
+def test_http_is_1_1_whatever_a_client_asks_for(webhook: Webhook) -> None:
+    context = webhook.authority.trusting()
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    plain = socket.create_connection(("127.0.0.1", webhook.port), timeout=10)
+    with context.wrap_socket(plain, server_hostname="localhost") as connection:
+        assert connection.selected_alpn_protocol() == "http/1.1"
+    upgrade = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2_settings": "AAMAAABkAAQAAP__"}
+    assert webhook.call("GET", "/healthz", **upgrade)[::2] == (200, b"ok\n")
+    with webhook.connect() as connection:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0")
+        assert connection.recv(100)[:9] in (b"", b"HTTP/1.1 ")
+    assert webhook.lines("server") == []
+
+
 # --- how it does not begin -------------------------------------------------------------------------------------
 
 
@@ -333,6 +439,12 @@ def broken(authority: Authority, what: str) -> tuple[Path, Path]:
     pem, secret = authority.pair()
     cert.write_bytes(b"no PEM" if what == "cert" else pem)
     key.write_bytes({"key": b"no PEM", "mismatch": authority.pair()[1]}.get(what, secret))
+    if what == "other kind":
+        key.write_bytes(pem_of(rsa.generate_private_key(65537, 2048)))
+    if what == "weak":
+        weak = rsa.generate_private_key(65537, 1024)
+        key.write_bytes(pem_of(weak))
+        cert.write_bytes(self_signed(weak, NOW - DAY, NOW + DAY))
     if what == "encrypted":
         private = serialization.load_pem_private_key(secret, None)
         form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
@@ -340,6 +452,20 @@ def broken(authority: Authority, what: str) -> tuple[Path, Path]:
     if what == "clients":
         cert.write_bytes(for_clients_only(secret))
     return cert, key
+
+
+NOW = datetime.now(UTC)
+
+
+def pem_of(private: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
+    return private.private_bytes(*form, serialization.NoEncryption())
+
+
+def self_signed(private: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey, begin: datetime, end: datetime) -> bytes:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a")])
+    made = x509.CertificateBuilder(name, name, private.public_key(), x509.random_serial_number(), begin, end)
+    return made.sign(private, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
 
 
 def for_clients_only(secret: bytes) -> bytes:
@@ -359,13 +485,16 @@ def for_clients_only(secret: bytes) -> bytes:
         ("cert", "no certificate in PEM format ({cert})"),
         ("key", "no private key in PEM format that can be used with the certificate ({key})"),
         ("mismatch", "the key is not the certificate's ({key})"),
+        ("other kind", "the key is not the certificate's ({key})"),
+        ("weak", "the certificate's key is too weak for TLS ({cert})"),
         ("encrypted", "the key is encrypted, and there is nobody to ask for its password ({key})"),
     ],
 )
 def test_a_pair_that_cannot_be_used(authority: Authority, what: str, line: str) -> None:
     cert, key = broken(authority, what)
     status, error = started("--listen", "127.0.0.1:0", "--tls-cert", cert, "--tls-key", key, "--image", IMAGE)
-    assert (status, error) == (2, f"pcinuma: error: {line.format(cert=cert, key=key)}\n")
+    assert (status, error.splitlines()[0]) == (2, f"pcinuma: error: {line.format(cert=cert, key=key)}")
+    assert all(line.startswith("hint: ") for line in error.splitlines()[1:])
 
 
 def test_files_that_are_not_there(authority: Authority) -> None:
@@ -437,7 +566,7 @@ def test_slow_clients_keep_nobody_waiting_and_are_ended(webhook: Webhook) -> Non
 
 def test_connections_beyond_what_it_holds_end_the_oldest() -> None:
     with running() as webhook, contextlib.ExitStack() as stack:
-        held = [stack.enter_context(webhook.connect()) for _ in range(256)]
+        held = [stack.enter_context(webhook.connect()) for _ in range(128)]
         held[0].settimeout(0.3)
         with pytest.raises(TimeoutError):
             held[0].recv(1)
@@ -445,8 +574,8 @@ def test_connections_beyond_what_it_holds_end_the_oldest() -> None:
         held[0].settimeout(5)
         with contextlib.suppress(OSError):
             assert held[0].recv(1) == b""
-        held[100].sendall(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n")
-        assert held[100].recv(100).startswith(b"HTTP/1.1 200 ")
+        held[60].sendall(b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n")
+        assert held[60].recv(100).startswith(b"HTTP/1.1 200 ")
 
 
 # --- metrics and log -------------------------------------------------------------------------------------------
@@ -460,7 +589,7 @@ def test_metrics_count_reviews_by_outcome() -> None:
         webhook.mutate(review_of(vmi()))
         webhook.mutate(review_of(vmi({ENABLED: "maybe"})))
         post(webhook, b"{", content_type=JSON)
-        post(webhook, b" " * (7 * MIB + 1), content_type=JSON)
+        post(webhook, b" " * (4 * MIB + 1), content_type=JSON)
         webhook.call("GET", "/mutate")
         webhook.call("GET", "/healthz")
         metrics = webhook.metrics()
@@ -537,6 +666,60 @@ def test_it_ends_at_once_when_nothing_is_in_flight() -> None:
         begun = time.monotonic()
         assert webhook.end() == 0
         assert time.monotonic() - begun < 3
+
+
+def test_busy_clients_lose_nothing_at_the_end() -> None:
+    """Each request on a kept connection gets its answer, until one says that it is the last; new ones find no server."""
+
+    def busy(webhook: Webhook, number: int) -> list[object]:
+        seen: list[object] = []
+        with contextlib.closing(webhook.client()) as client:
+            while True:
+                try:
+                    status, headers, _ = asked(client, "POST", "/mutate", OPTED_IN, content_type=JSON)
+                except ConnectionRefusedError:
+                    return seen
+                except OSError as error:
+                    return [*seen, error]
+                seen.append((status, headers.get("connection")))
+                time.sleep(number % 4 * 0.02)  # from none at all to some: a connection is idle, or never
+
+    with running() as webhook, ThreadPoolExecutor(20) as pool:
+        clients = [pool.submit(busy, webhook, number) for number in range(20)]
+        time.sleep(1.5)
+        begun = time.monotonic()
+        assert webhook.end() == 0
+        assert time.monotonic() - begun < 10
+        seen = [answer for client in clients for answer in client.result(10)]
+        assert set(seen) <= {(200, None), (200, "close")}
+        assert (200, "close") in seen
+        assert {line["event"] for line in webhook.lines()} == {"ready", "admission", "ended"}
+        assert len(webhook.lines("admission")) == len(seen)
+
+
+def test_a_client_that_writes_on_a_closed_connection_is_no_fault() -> None:
+    with running() as webhook, contextlib.ExitStack() as stack:
+        quiet = [stack.enter_context(webhook.connect()) for _ in range(5)]
+        webhook.process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 10
+        while webhook.process.poll() is None:
+            assert time.monotonic() < deadline
+            for one in quiet:  # as the server closes one second later, and never reads that TLS has ended here
+                with contextlib.suppress(OSError):
+                    one.sendall(b"G")
+            time.sleep(0.01)
+        assert webhook.process.returncode == 0
+        assert [line["event"] for line in webhook.lines()] == ["ready", "ended"]
+
+
+def test_a_body_that_never_comes_does_not_hold_up_the_end() -> None:
+    with running() as webhook, webhook.connect() as connection:
+        connection.sendall(request_of(OPTED_IN)[:-10])
+        time.sleep(0.3)
+        begun = time.monotonic()
+        assert webhook.end() == 0
+        assert time.monotonic() - begun < 15
+        assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
 # --- ten thousand ----------------------------------------------------------------------------------------------

@@ -143,6 +143,11 @@ def test_a_second_review_adds_nothing(before: str | None) -> None:
         {"image": "mirror.local:5000/pcinuma:1.0", "args": ["hook", "--policy=restricted"]},
         {"image": "quay.io/me/tools", "command": ["pcinuma", "hook"]},
         {"image": "quay.io/me/tools", "command": ["/usr/local/bin/pcinuma"], "args": ["hook"]},
+        {"image": "quay.io/me/tools", "command": ["pcinuma", "--debug", "hook"]},
+        {"image": "quay.io/me/tools", "command": ["/opt/pcinuma/bin/python", "-m", "pcinuma", "hook"]},
+        {"image": "quay.io/me/tools", "command": ["python3", "-I", "-m", "pcinuma"], "args": ["--debug", "hook"]},
+        {"image": "REGISTRY.Example/infra/pcinuma:1.0"},
+        {"image": "registry.example/infra/pcinuma:1.0", "command": [], "args": []},
     ],
 )
 def test_a_pcinuma_of_the_owners_own_is_the_one(entry: dict[str, Any]) -> None:
@@ -165,6 +170,37 @@ def test_a_pcinuma_of_the_owners_own_is_the_one(entry: dict[str, Any]) -> None:
 )
 def test_another_sidecar_is_none_of_ours(entry: dict[str, Any]) -> None:
     assert decided(vmi({ENABLED: "true", SIDECARS: json.dumps([entry])})).outcome == "added"
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        {"command": ["sleep", "inf"]},
+        {"args": ["webhook"]},
+        {"args": ["--debug"]},
+        {"command": ["pcinuma"]},
+        {"command": ["python3", "-m", "http.server", "hook"]},
+        {"command": ["pcinuma", "webhook", "hook"]},
+    ],
+)
+def test_our_image_that_runs_no_hook_is_there_and_warned_of(run: dict[str, Any]) -> None:
+    entry = {"image": "registry.example/infra/pcinuma:1.0", **run}
+    decision = decided(vmi({ENABLED: "true", SIDECARS: json.dumps([entry])}))
+    assert decision.outcome == "present"
+    (warning,) = response_of(decision)["warnings"]
+    assert warning == (
+        "the pcinuma image in hooks.kubevirt.io/hookSidecars does not run 'pcinuma hook', so nothing is placed:"
+        " remove its command, and begin its args with hook"
+    )
+    twice = [entry, {"image": "registry.example/infra/pcinuma:1.0"}]
+    assert "warnings" not in response_of(decided(vmi({ENABLED: "true", SIDECARS: json.dumps(twice)})))
+
+
+@pytest.mark.parametrize("null", ["null", " null\n"])
+def test_null_is_an_empty_list(null: str) -> None:
+    made = vmi({ENABLED: "true", SIDECARS: null})
+    (entry,) = json.loads(patched(made, decided(made))["metadata"]["annotations"][SIDECARS])
+    assert entry["image"] == "registry.example/infra/pcinuma:1.0"
 
 
 @pytest.mark.parametrize("same", ["pcinuma:2", "library/pcinuma", "docker.io/library/pcinuma:1"])
@@ -275,7 +311,6 @@ def test_enabled_is_true_or_false(value: str) -> None:
         ('{"image": "a"}', "is not a JSON list of objects"),
         ('["a"]', "is not a JSON list of objects"),
         ('[{"image": "a"}, null]', "is not a JSON list of objects"),
-        ("null", "is not a JSON list of objects"),
         ("3", "is not a JSON list of objects"),
     ],
 )

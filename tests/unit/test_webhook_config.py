@@ -52,10 +52,11 @@ def test_without_an_image_there_is_no_webhook() -> None:
         (b"- image", "is no mapping"),
         (b"imgae: x", "'imgae'"),
         (b"image: ''", "/image"),
-        (b"image: 'a b'", "/image"),
-        (b'image: "a\\nb"', "/image"),
+        (b"image: 'a b'", "no image reference: 'a b'"),
+        (b'image: "a\\nb"', "no image reference: 'a"),
         (b"image: 7", "/image"),
-        (b'{"image": "\\ud800"}', "half of a surrogate pair"),
+        (b'{"image": "\\ud800"}', "no image reference: '\\\\xd800'"),
+        (b'{"image-pull-policy": "\\ud800"}', "half of a surrogate pair"),
         (b"image-pull-policy: Sometimes", "/image-pull-policy"),
         (b"version: v1beta1", "/version"),
         (b"options: [policy]", "/options"),
@@ -77,6 +78,67 @@ def test_options_are_checked_before_any_vm_gets_them(options: str) -> None:
     config = load(f"image: a\noptions: {options}".encode(), "the file")
     with pytest.raises(BadOption, match="the file, options"):
         sidecar_of(config, None, None, "the file")
+
+
+def test_options_left_empty_are_none() -> None:
+    assert sidecar_of(load(b"image: a\noptions:\n  # policy: restricted\n", "f"), None, None, "f").args == ("hook",)
+
+
+DIGEST = "0123456789abcdef" * 4
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "pcinuma",
+        "a/b:1",
+        "registry.example:5000/infra/pc.i_nu--ma:V1.0_x-y",
+        "localhost/x",
+        "REGISTRY.example/x:1",
+        "[fd00::1]:5000/x:1",
+        f"a/b@sha256:{DIGEST}",
+        f"registry.example/a/b:1@sha256:{DIGEST}",
+        f"a@sha512:{DIGEST}{DIGEST}",
+    ],
+)
+def test_image_references(image: str) -> None:
+    assert sidecar_of({}, image, None, "f").image == image
+    assert sidecar_of(load(json.dumps({"image": image}).encode(), "f"), None, None, "f").image == image
+
+
+@pytest.mark.parametrize(
+    "image, wrong",
+    [
+        ("A/B:1", "the path in lower case"),
+        ("https://x/y:1", "no scheme"),
+        ("a/b:", "its tag '' is none"),
+        ("a/b@", "its digest is not"),
+        ("a/b@sha256:zz", "its digest is not"),
+        (f"a/b@sha256:{DIGEST.upper()}", "its digest is not"),
+        (f"a/b@sha256:{DIGEST}0", "its digest is not"),
+        (f"a/b@md5:{DIGEST}", "its digest is not"),
+        ("a/b:1:2", "its name is|its tag"),
+        ("x//y", "its name is"),
+        ("/x", "its name is"),
+        ("x/", "its name is"),
+        ("a/-b", "its name is"),
+        ("a/b ", "its name is"),
+        ("a/b\n", "its name is"),
+        ("", "its name is"),
+        ("a/b:" + "t" * 129, "its tag"),
+        ("a/" + "b" * 254, "more than 255"),
+    ],
+)
+def test_what_is_no_image_reference(image: str, wrong: str) -> None:
+    with pytest.raises(BadInput, match=f"no image reference: .*({wrong})") as raised:
+        sidecar_of({}, image, None, "f")
+    assert raised.value.where == "--image"
+    assert str(raised.value).isprintable()
+    with pytest.raises(BadInput):
+        load(json.dumps({"image": image}).encode(), "f")
+    if len(image) < 256:
+        schema = json.loads((ROOT / "schemas" / "webhook.schema.json").read_text())
+        assert not jsonschema_rs.validator_for(schema).is_valid({"image": image}), "an editor says so, too"
 
 
 def test_flags_are_checked() -> None:
