@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import ROOT
 from tests.support import kubevirt, sidecar
 from tests.support.guest import boot
 from tests.support.libvirt import define_and_dump
 from tests.support.sidecar import Client, vmi
+from tests.support.two_sockets import EXAMPLE, SEEN
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
-
-EXAMPLE = ROOT / "examples" / "two-sockets"
-
-# by hand: 5 and 4 bus numbers that end at 255, in the order of the host's BDFs
-SEEN = {
-    "ua-gpu-gpu0": ("0000:f8:00.0", 0),
-    "ua-hostdevice-ib0": ("0000:f9:00.0", 0),
-    "ua-gpu-gpu1": ("0000:fa:00.0", 0),
-    "ua-sriov-storage": ("0000:fb:00.0", 0),
-    "ua-gpu-gpu2": ("0000:fd:00.0", 1),
-    "ua-hostdevice-ib1": ("0000:fe:00.0", 1),
-    "ua-gpu-gpu3": ("0000:ff:00.0", 1),
-}
 
 
 @pytest.mark.parametrize(("version", "calls"), [("1.4", 2), ("1.7", 2), ("1.9", 3)])

@@ -17,22 +17,11 @@ from tests.conftest import ROOT
 from tests.support import domains, sidecar
 from tests.support.domains import domain, hostdev
 from tests.support.sidecar import Client, Raw, Sidecar, enveloped, refused, vmi
+from tests.support.two_sockets import DEVICES, EXAMPLE
 
-EXAMPLE = ROOT / "examples" / "two-sockets"
 DOMAIN = (EXAMPLE / "domain.xml").read_bytes()
 VERSIONS = ("v1alpha1", "v1alpha2", "v1alpha3")
 MEGABYTE = 1024 * 1024
-
-# by hand: 4 devices on cell 0, 3 on cell 1, so 5 + 4 bus numbers that end at 255; in the host's order
-DEVICES = {
-    "ua-gpu-gpu0": (2, 0, 0),
-    "ua-hostdevice-ib0": (3, 0, 0),
-    "ua-gpu-gpu1": (4, 0, 0),
-    "ua-sriov-storage": (5, 0, 0),
-    "ua-gpu-gpu2": (7, 0, 0),
-    "ua-hostdevice-ib1": (8, 0, 0),
-    "ua-gpu-gpu3": (9, 0, 0),
-}
 
 
 @pytest.fixture(scope="module")
