@@ -202,6 +202,9 @@ def _parents(read: _Read) -> Iterator[Finding]:
             yield _error("address-range", f"{part.name} has slot {part.at[1]:#x}, function {part.at[2]}", part)
         if parent is not None and parent.model in SINGLE_SLOT and part.at[1] != 0:
             yield _error("address-range", f"a {parent.model} has slot 0 only, not {part.at[1]:#x}", part)
+        if parent is None and part.at[0] and part.at[1] and _is_passthrough(part.element):
+            message = f"index {part.at[0]} is none: libvirt makes a root port of it, which has slot 0 only"
+            yield _error("address-range", message, part)
 
 
 def _expanders(read: _Read) -> Iterator[Finding]:

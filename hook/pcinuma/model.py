@@ -126,8 +126,8 @@ class Cell:
 class PciController:
     """A ``<controller type="pci">``. ``element`` is its place in document order; what is not written is None.
 
-    ``is_ours`` is set for one with our alias, and for whatever else sits on an expander or a switch with our alias:
-    libvirt puts nothing there but when bus 0 is full, and with the expander gone it could not stay.
+    ``is_ours`` is set for one with our alias, for whatever else sits on an expander of ours, and for switch ports below
+    one of ours: libvirt puts nothing there but when bus 0 is full, and with ours gone it could not stay.
     """
 
     element: int

@@ -31,6 +31,7 @@ from pcinuma.model import (
 _NUMBER = re.compile(r"[ \t\r\n]*\+?(0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*)\Z")
 _DECIMAL = re.compile(r"[ \t\r\n]*\+?([0-9]+)\Z")
 _UNIT = re.compile(r"(?:b|bytes?|(?P<size>[kmgtpe])(?P<tail>i?b)?)\Z", re.IGNORECASE)
+_SWITCH_PORTS = ("pcie-switch-upstream-port", "pcie-switch-downstream-port")
 _UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}\Z")
 
 _BUS_OF_ITS_OWN = frozenset(("fdc", "ccid", "isa", "xenbus"))
@@ -275,15 +276,20 @@ def _controller(document: Document, element: Element) -> PciController:
 
 
 def _with_ownership(controllers: list[PciController]) -> tuple[PciController, ...]:
-    takes_ports = {
-        c.index
-        for c in controllers
-        if c.has_our_alias and c.index is not None and (c.is_expander or c.model == "pcie-switch-upstream-port")
-    }
-    return tuple(
-        replace(c, is_ours=True) if c.has_our_alias or (c.address is not None and c.address.bus in takes_ports) else c
-        for c in controllers
-    )
+    """Ours are those with our alias, what sits on an expander of ours, and every part of a switch below one of ours."""
+    ours = {c.element for c in controllers if c.has_our_alias}
+    while True:
+        expanders = {c.index for c in controllers if c.element in ours and c.is_expander and c.index is not None}
+        ports = {c.index for c in controllers if c.element in ours and c.index is not None}
+        more = {
+            c.element
+            for c in controllers
+            if c.address is not None
+            and (c.address.bus in expanders or (c.address.bus in ports and c.model in _SWITCH_PORTS))
+        }
+        if more <= ours:
+            return tuple(replace(c, is_ours=True) if c.element in ours else c for c in controllers)
+        ours |= more
 
 
 def _refuse_twice(document: Document, controllers: list[PciController]) -> None:

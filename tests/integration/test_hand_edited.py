@@ -11,7 +11,7 @@ from pcinuma.check import check
 from pcinuma.model import Finding, Options
 from pcinuma.pipeline import Result, transform
 from tests.support import hosts
-from tests.support.domains import domain, hostdev
+from tests.support.domains import domain, hostdev, layout
 from tests.support.libvirt import define_and_dump
 
 HOST = hosts.host({0: "0-7", 1: "8-15"}, {"0000:1a:00.0": 0, "0000:3d:00.0": 0, "0000:9a:00.0": 1})
@@ -78,6 +78,25 @@ def test_a_port_whose_alias_was_taken_away(bdf: str) -> None:
     result = run(edited)
     holds(result)
     assert addresses(result.xml) == PLACED
+
+
+@pytest.mark.libvirt
+@pytest.mark.parametrize("name", ["switch-0000-11-00-0", "to-switch-0000-11-00-0", "0000-13-00-0"])
+def test_a_part_of_a_switch_whose_alias_was_taken_away(name: str) -> None:
+    """It is known by where it sits; the set is made anew, and nothing is left hanging on what has gone."""
+    above = {
+        "0000_13_00_0": {"bridges": ["0000:10:01.0", "0000:11:00.0", "0000:12:00.0"]},
+        "0000_14_00_0": {"bridges": ["0000:10:01.0", "0000:11:00.0", "0000:12:01.0"]},
+    }
+    host = hosts.host({0: "0-7"}, {"0000:13:00.0": 0, "0000:14:00.0": 0}, **above)
+    devices = [hostdev("0000:13:00.0", "ua-a"), hostdev("0000:14:00.0", "ua-b")]
+    options = Options(group_by="switch", policy="restricted")
+    made = transform(domain({0: 0}, devices).encode(), options, host).xml
+    edited = made.replace(f'\n\t\t\t<alias name="ua-pcinuma-{name}"/>'.encode(), b"")
+    assert edited != made
+    result = transform(edited, options, host)
+    assert result.refusal is None, result.refusal
+    assert layout(define_and_dump(result.xml.decode())) == layout(made)
 
 
 def full_bus_0(*, implied: bool) -> str:

@@ -251,3 +251,14 @@ def test_a_fault_that_has_a_remedy_says_it() -> None:
     finding = next(f for f in audit(load(xml.encode())) if f.code == "expander-node")
     assert finding.hint is not None
     assert "pcinuma transform" in finding.hint
+
+
+def test_a_passthrough_device_on_an_index_that_libvirt_will_make_a_root_port_of() -> None:
+    """Index 20 is left out below 21: libvirt fills it with a root port and refuses slot 1 on it."""
+    xml = (
+        b"<domain><devices><controller type='pci' index='21' model='pcie-root-port'/>"
+        b"<hostdev type='pci'><source><address bus='1'/></source><address type='pci' bus='20' slot='SLOT'/></hostdev>"
+        b"</devices></domain>"
+    )
+    assert "address-range" in {f.code for f in audit(load(xml.replace(b"SLOT", b"1")))}
+    assert "address-range" not in {f.code for f in audit(load(xml.replace(b"SLOT", b"0")))}
