@@ -37,7 +37,7 @@ MOST_MEMORY = 1500  # MB
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.add_argument("target", help=", ".join(("all", *TARGETS, *PROCESSES)))
-    parser.add_argument("--seed", type=int, help="of a target in fuzz.processes (default: another one each time)")
+    parser.add_argument("--seed", type=int, help="of the random numbers (default: another one each time)")
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--input", help="run this input alone")
     parser.add_argument("--found", help="the folder for new inputs (default: fuzz/found/TARGET)")
@@ -82,6 +82,7 @@ def main() -> None:
         sys.exit(_minimise(given.target, kept, found))
     else:
         flags += [f"-max_total_time={given.seconds}", f"-max_len={MOST_BYTES}", "-print_final_stats=1"]
+        flags += [f"-seed={given.seed}"] if given.seed is not None else []
         flags += [str(found), *([str(kept)] if kept.is_dir() else [])]
     atheris.Setup(flags, target, **({"custom_mutator": _mutator} if name in TEXTS else {}))
     atheris.Fuzz()

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# In CI a change is judged by what it changes: the same random domains each time. `make test` elsewhere draws new ones.
+hypothesis.settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    hypothesis.settings.load_profile("ci")
 
 # Another platform's tests, which make test-trixie runs where what they need is unpacked
 collect_ignore = [] if "PCINUMA_ARM64" in os.environ else ["guest/test_arm64.py"]
