@@ -9,7 +9,8 @@ from typing import Any
 
 from pcinuma import edge, explain, finding_docs, nccl_topo, report, result_file, svg
 from pcinuma.domain_xml import load
-from pcinuma.errors import PcinumaError, one_line
+from pcinuma.errors import BadInput, PcinumaError, one_line
+from pcinuma.parse import parse
 from pcinuma.result_file import Result
 from pcinuma.web_form import HostProblem, Inputs, Problem
 
@@ -73,6 +74,13 @@ class View:
 def of(inputs: Inputs) -> View | Problem:
     """The transform of these inputs, or what is wrong with one of them."""
     try:
+        count = len(parse(load(inputs.domain, inputs.where)).devices)
+        if count > result_file.MAX_DEVICES:
+            raise BadInput(
+                f"{count} passthrough devices: this page shows {result_file.MAX_DEVICES} at most",
+                where=inputs.where,
+                hint="pcinuma explain and pcinuma transform take more",
+            )
         explained = explain.explain(inputs.domain, inputs.options, inputs.read_host, where=inputs.where)
         made = explained.result
         nccl, problem, found = _nccl(inputs, made)

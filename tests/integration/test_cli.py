@@ -1442,3 +1442,10 @@ def test_yaml_of_kubectl_is_read_with_all_its_parts(place: Place) -> None:
         kind = yaml.safe_load(file.read_text()).get("kind")
         assert kind in ("VirtualMachineInstance", "VirtualMachine")
         place.transform("--vmi", str(file)).succeeded()
+
+
+@pytest.mark.parametrize("depth", [300, 900, 100_000])
+def test_a_host_record_that_is_nested_too_deeply(place: Place, depth: int) -> None:
+    lists = "[" * depth + "]" * depth
+    place.write("deep.json", f'{{"kind":"pcinuma-host","version":1,"x":{lists}}}')
+    place.transform("--host", "deep.json").failed(2, "nested too deeply", "deep.json")

@@ -253,6 +253,16 @@ def deep(content: dict[str, Any]) -> None:
     content["picture"]["after"]["boxes"][0] = inner
 
 
+def nested(depth: int) -> Any:
+    inner: Any = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+BOX = {"kind": "bus", "title": "", "detail": "", "nodes": [], "children": []}
+
+
 @pytest.mark.parametrize(
     "change, text",
     [
@@ -267,6 +277,15 @@ def deep(content: dict[str, Any]) -> None:
         (lambda c: c["picture"]["after"].update(c["picture"]["host"]), "wrong fit or address"),
         (lambda c: c["picture"].update(headline="\ud800"), "text that is none"),
         (deep, "nested too deeply"),
+        (lambda c: c.update(picture=nested(900)), "nested too deeply"),
+        (lambda c: c["report"].update(more=nested(900)), "nested too deeply"),
+        (lambda c: c["nccl"].update(more=nested(900)), "nested too deeply"),
+        (lambda c: c.update(diff="+\n" * 50_001), "the diff has 50001 lines: 50000 are shown at most"),
+        (lambda c: c["report"].update(devices=[1] * 1001), "report has 1001 devices: 1000 are shown at most"),
+        (lambda c: c["report"].update(findings=[1] * 5001), "report has 5001 findings: 5000 are shown at most"),
+        (lambda c: c["nccl"].update(findings=[1] * 5001), "nccl has 5001 findings: 5000 are shown at most"),
+        (lambda c: c["picture"].update(devices=[1] * 1001), "picture has 1001 devices: 1000 are shown at most"),
+        (lambda c: c["picture"]["host"]["boxes"].extend([BOX] * 10_001), "boxes and devices: 10000 are shown at most"),
     ],
 )
 def test_a_result_file_that_is_none_is_refused_at_its_field(page: Page, change: Any, text: str) -> None:
@@ -281,6 +300,29 @@ def test_a_result_file_that_is_none_is_refused_at_its_field(page: Page, change: 
 def test_a_file_that_is_no_result_is_refused(page: Page, data: bytes) -> None:
     status, _, html = page.send("/open", {}, {"result": ("r.json", data)})
     assert (status, bool(problem(html, "result"))) == (422, True)
+
+
+@pytest.mark.parametrize("depth", [300, 900, 100_000])
+def test_a_deep_report_or_host_is_refused_at_its_field(page: Page, depth: int) -> None:
+    lists = "[" * depth + "]" * depth
+    report = f'{{"outcome":"changed","devices":{lists}}}'.encode()
+    status, _, html = page.send("/open", {}, {"result": ("r.json", report)})
+    assert (status, "nested too deeply" in problem(html, "result")) == (422, True)
+    host = f'{{"kind":"pcinuma-host","version":1,"x":{lists}}}'
+    status, _, html = page.send("/", {"domain": DOMAIN, "host": host})
+    assert (status, "nested too deeply" in problem(html, "host")) == (422, True)
+
+
+@pytest.mark.parametrize("count, status", [(1000, 200), (1001, 422)])
+def test_more_devices_than_can_be_shown_are_refused(page: Page, count: int, status: int) -> None:
+    names = [f"{number // 256:04x}:{number % 256:02x}:00.0" for number in range(count)]
+    domain = domains.domain({0: 0}, [domains.hostdev(name, f"ua-{name}") for name in names])
+    functions = [{"address": name, "node": 0} for name in names]
+    host = {"kind": "pcinuma-host", "version": 1, "nodes": [{"id": 0, "cpus": "0-15"}], "functions": functions}
+    seen, _, html = page.send("/", {"domain": domain, "host": json.dumps(host)})
+    assert seen == status, problem(html, "host")
+    told = "1001 passthrough devices: this page shows 1000 at most" in problem(html, "domain")
+    assert told == (status == 422)
 
 
 def test_no_file_is_told(page: Page) -> None:
