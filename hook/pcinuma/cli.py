@@ -265,6 +265,8 @@ def _web(parsed: argparse.Namespace) -> int:
         listen = address(parsed.listen)
     except BadOption as error:
         raise BadOption(error.message, where=error.where, hint="write it as 127.0.0.1:8080 or [::1]:8080") from None
+    if parsed.listen.startswith(":"):  # who names no host has not asked for a page that others reach
+        listen = ("127.0.0.1", listen[1])
     from pcinuma import web  # the server's libraries cost 200 ms: what the flag says comes first
 
     return web.serve(web.Settings(listen))

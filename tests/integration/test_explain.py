@@ -120,6 +120,15 @@ def test_ascii() -> None:
     assert "     `- + 0000:bd:00.0 ua-gpu-gpu3 (host node 1) -> 0000:ff:00.0, port 9\n" in done.stdout
 
 
+def test_ascii_escapes_names(tmp_path: Path) -> None:
+    domain = (ROOT / EXAMPLE[0]).read_text().replace("ua-gpu-gpu0", "ua-größe")
+    (tmp_path / "domain.xml").write_text(domain, encoding="utf-8")
+    done = run("domain.xml", "--host", str(ROOT / EXAMPLE[2]), "--ascii", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.isascii()
+    assert r" 0000:1a:00.0 ua-gr\xf6\xdfe (host node 0) " in done.stdout
+
+
 SWITCHES = """\
 guest before, 3 of 4 on their own cell
   cell 0 (vCPUs 0-1 on host node 0)

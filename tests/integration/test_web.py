@@ -14,6 +14,7 @@ import sys
 import tarfile
 import threading
 import time
+import urllib.request
 import zipfile
 from collections.abc import Iterator
 from html import unescape
@@ -233,6 +234,23 @@ def test_a_result_file_opens_again_and_shows_the_same(page: Page) -> None:
     assert downloads(again) == files
 
 
+@pytest.mark.parametrize("content, status", [(None, 200), (b"{}", 422)])
+def test_opening_keeps_what_is_in_the_other_fields(page: Page, content: bytes | None, status: int) -> None:
+    share = content or downloads(page.send("/", FORM)[2])["pcinuma-result.json"]
+    typed = {"domain": "<domain>mine</domain>", "policy": "restricted"}
+    files = {"result": ("r.json", share), "vmi-file": ("my.yaml", b"kind: mine")}
+    seen, _, html = page.send("/open", typed, files)
+    assert seen == status
+    assert "&lt;domain&gt;mine&lt;/domain&gt;</textarea>" in html
+    assert "<option selected>restricted</option>" in html
+    assert 'name="vmi-kept-name" value="my.yaml"' in html
+
+
+def test_the_address_of_an_opened_result_leads_to_the_page(page: Page) -> None:
+    status, headers, _ = page.ask("GET", "/open")
+    assert (status, headers["location"]) == (303, "/")
+
+
 def test_a_report_of_the_command_line_opens(page: Page) -> None:
     report = command("explain", EXAMPLE / "domain.xml", "--host", EXAMPLE / "host.json", "--json")
     status, _, html = page.send("/open", {}, {"result": ("report.json", report)})
@@ -442,6 +460,21 @@ def test_on_all_addresses_it_warns_and_does_not_read_this_machine() -> None:
         assert page.end() == 0
 
 
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", ":0", "127.0.0.1:0", "[::1]:0", "localhost:0"])
+def test_the_address_that_it_prints_answers(listen: str) -> None:
+    with serving(listen) as page:
+        url = re.search(r"is at (http://\S+)", page.said)
+        assert url is not None
+        with urllib.request.urlopen(url[1], timeout=20) as answer:
+            assert answer.status == 200
+
+
+def test_no_host_in_listen_is_loopback() -> None:
+    with serving(":0") as page:
+        assert page.said.startswith("pcinuma: the debug page is at http://127.0.0.1:")
+        assert 'value="machine"' in page.ask("GET", "/")[2]
+
+
 def test_on_loopback_it_does_not_warn(page: Page) -> None:
     assert page.said.startswith("pcinuma: the debug page is at http://127.0.0.1:")
     assert 'value="machine"' in page.ask("GET", "/")[2]
@@ -504,7 +537,7 @@ def test_its_own_form_is_taken(page: Page) -> None:
         ("GET", "/docs/%3Cscript%3E", 404, "text/html; charset=utf-8"),
         ("PUT", "/", 405, "text/html; charset=utf-8"),
         ("DELETE", "/example", 405, "text/html; charset=utf-8"),
-        ("GET", "/open", 405, "text/html; charset=utf-8"),
+        ("GET", "/open", 303, "text/html; charset=utf-8"),
         ("POST", "/", 415, "text/html; charset=utf-8"),
     ],
 )

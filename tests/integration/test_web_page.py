@@ -251,6 +251,23 @@ def test_a_result_file_that_is_none(browser: Browser, page: Page) -> None:
         assert violations(tab) == []
 
 
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
+def test_back_from_a_failure_and_open_lose_nothing(
+    browser: Browser, page: Page, tmp_path: Path, script: bool
+) -> None:
+    result = tmp_path / "r.json"
+    result.write_text("{}")
+    with opened(browser, page, java_script_enabled=script) as tab:
+        tab.fill("#domain", "typed with care")
+        tab.goto(f"{page.url}docs/nccl")
+        tab.go_back()
+        assert tab.input_value("#domain") == "typed with care"
+        tab.set_input_files("#result", result)
+        tab.get_by_role("button", name="Open", exact=True).click()
+        assert "not a result" in tab.inner_text("#result-error")
+        assert tab.input_value("#domain") == "typed with care"
+
+
 def test_markup_in_names_runs_nothing(browser: Browser, page: Page) -> None:
     name = "ua-&lt;/title&gt;&lt;img src=x onerror=&quot;document.title='got'&quot;&gt;&lt;script&gt;document.title='got'&lt;/script&gt;"
     with opened(browser, page) as tab:
