@@ -367,7 +367,9 @@ def test_an_older_picture_is_replaced_whole_or_not_at_all(tmp_path: Path) -> Non
         (["--svg", "one", "--report", "./one"], "--report and --svg name one file (one)"),
         (["--svg", "absent/picture.svg"], "cannot be written: No such file or directory (absent/picture.svg)"),
         (["--svg", "."], "cannot be written: Is a directory (.)"),
-        (["--svg", ""], "cannot be written"),
+        (["--svg", ""], "--svg names no file (--svg)"),
+        (["--report", ""], "--report names no file (--report)"),
+        (["-o", ""], "-o names no file (-o)"),
     ),
 )
 def test_where_it_cannot_go(tmp_path: Path, arguments: list[str], said: str) -> None:
