@@ -254,7 +254,45 @@ def test_the_address_of_an_opened_result_leads_to_the_page(page: Page) -> None:
 def test_a_report_of_the_command_line_opens(page: Page) -> None:
     report = command("explain", EXAMPLE / "domain.xml", "--host", EXAMPLE / "host.json", "--json")
     status, _, html = page.send("/open", {}, {"result": ("report.json", report)})
-    assert (status, html.count("✓</span> placed"), downloads(html)) == (200, 7, {"report.json": report})
+    assert (status, html.count("<td>placed</td>"), downloads(html)) == (200, 7, {"report.json": report})
+
+
+KEPT = """
+<controller type="pci" index="0" model="pcie-root"/>
+<controller type="pci" index="1" model="pcie-expander-bus"><target busNr="200"><node>1</node></target>
+<address type="pci" domain="0" bus="0" slot="4" function="0"/></controller>
+<controller type="pci" index="2" model="pcie-root-port"><target chassis="2" port="0"/>
+<address type="pci" domain="0" bus="1" slot="0" function="0"/></controller>
+<controller type="pci" index="3" model="pcie-root-port"><target chassis="3" port="8"/>
+<address type="pci" domain="0" bus="1" slot="1" function="0"/></controller>
+<controller type="pci" index="4" model="pcie-root-port"><target chassis="4" port="9"/>
+<address type="pci" domain="0" bus="0" slot="5" function="0"/></controller>
+"""
+
+
+def test_the_table_has_the_pictures_marks(page: Page) -> None:
+    """Three devices that keep their addresses: on a foreign cell, on their own, on a port of bus 0."""
+    at = '<address type="pci" domain="0" bus="{}" slot="0" function="0"/>'
+    devices = [domains.hostdev(f"0000:{40 + bus}:00.0", f"ua-{bus}", at.format(bus)) for bus in (2, 3, 4)]
+    domain = domains.domain({0: 0, 1: 1}, [KEPT, *devices])
+    functions = [{"address": f"0000:{40 + bus}:00.0", "node": int(bus == 3)} for bus in (2, 3, 4)]
+    nodes = [{"id": node, "cpus": f"{8 * node}-{8 * node + 7}"} for node in (0, 1)]
+    host = {"kind": "pcinuma-host", "version": 1, "nodes": nodes, "functions": functions}
+    status, _, html = page.send("/", {"domain": domain, "host": json.dumps(host)})
+    assert status == 200, problem(html, "domain") + problem(html, "host")
+    rows = re.findall(r"<tr>(.*?)</tr>", html[html.index("<tbody>") : html.index("</tbody>")], re.S)
+    cells = [
+        [unescape(re.sub(r"<[^>]+>", "", cell)).strip() for cell in re.findall(r"<td.*?</td>", row)] for row in rows
+    ]
+    # host node, the cell of that node, the cell that the guest sees, how that fits
+    assert [row[2:6] for row in cells] == [
+        ["0", "0", "1", "✗ on a foreign cell"],
+        ["0", "0", "none", "✗ the guest sees no node"],
+        ["1", "1", "1", "✓ on its own cell"],
+    ]
+    assert '<span class="chip near">! unchanged</span>' in html
+    share = downloads(html)["pcinuma-result.json"]
+    assert body_of(page.send("/open", {}, {"result": ("r.json", share)})[2]) == body_of(html)
 
 
 def result_with(page: Page, change: Any) -> bytes:
