@@ -50,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _transform(parsed: argparse.Namespace) -> int:
     from pcinuma import pipeline
 
+    _spare_inputs(parsed, in_place=parsed.format != "diff")
     data, where = _domain(parsed)
     result = pipeline.transform(data, _options(parsed), host_of(parsed), where=where)
     outputs: list[tuple[str | None, bytes]] = []
@@ -76,6 +77,7 @@ def _transform(parsed: argparse.Namespace) -> int:
 def _explain(parsed: argparse.Namespace) -> int:
     from pcinuma import explain, report
 
+    _spare_inputs(parsed)
     _refuse_one_file(parsed)
     data, where = _domain(parsed)
     explained = explain.explain(data, _options(parsed), host_of(parsed), where=where)
@@ -106,6 +108,7 @@ def _nccl_topo(parsed: argparse.Namespace) -> int:
     from pcinuma import nccl_topo, pipeline
     from pcinuma.report import as_dict
 
+    _spare_inputs(parsed)
     data, where = _domain(parsed)
     read_host = host_of(parsed)
     result = pipeline.transform(data, _options(parsed), read_host, where=where)
@@ -142,6 +145,7 @@ def _takes_colour() -> bool:
 def _check(parsed: argparse.Namespace) -> int:
     from pcinuma import check, report
 
+    _spare_inputs(parsed)
     data, where = _domain(parsed)
     findings = check.check(data, _options(parsed), host_of(parsed), where=where)
     content = {"version": report.VERSION, "findings": [report.finding_dict(finding) for finding in findings]}
@@ -190,6 +194,7 @@ def _doctor(parsed: argparse.Namespace) -> int:
     from pcinuma import doctor, doctor_report, kubelet_config, options
     from pcinuma.schema import problems
 
+    _spare_inputs(parsed)
     config = None
     if parsed.kubelet_config is not None:
         example = f"kubectl get --raw /api/v1/nodes/NODE/proxy/configz | {PROGRAM} doctor --kubelet-config -"
@@ -265,6 +270,8 @@ def _web(parsed: argparse.Namespace) -> int:
         listen = address(parsed.listen)
     except BadOption as error:
         raise BadOption(error.message, where=error.where, hint="write it as 127.0.0.1:8080 or [::1]:8080") from None
+    if parsed.listen.startswith(":"):  # who names no host has not asked for a page that others reach
+        listen = ("127.0.0.1", listen[1])
     from pcinuma import web  # the server's libraries cost 200 ms: what the flag says comes first
 
     return web.serve(web.Settings(listen))
@@ -304,6 +311,24 @@ def _warn(parsed: argparse.Namespace, findings: Sequence[Any]) -> None:
             print(f"{PROGRAM}: {finding.severity}: {one_line(finding.message)}", file=sys.stderr)
             if finding.hint:
                 print(f"hint: {one_line(finding.hint)}", file=sys.stderr)
+
+
+def _spare_inputs(parsed: argparse.Namespace, *, in_place: bool = False) -> None:
+    """No output replaces an input; with ``in_place`` the new domain may replace the domain. Raises BadOption."""
+    given = vars(parsed)
+    inputs = {name: given.get(name.replace("-", "_")) for name in ("domain", "vmi", "host", "config", "kubelet-config")}
+    for flag, name in (("-o", "output"), ("--report", "report"), ("--svg", "svg")):
+        path = given.get(name)
+        if path == "":
+            raise BadOption(f"{flag} names no file", where=flag)
+        if path is None or path == "-" or not os.path.isfile(path):  # a terminal is read and written
+            continue
+        for kind, other in inputs.items():
+            if other in (None, "-") or (in_place and flag == "-o" and kind == "domain"):
+                continue
+            if os.path.realpath(other) == os.path.realpath(path):
+                what = "the domain" if kind == "domain" else f"the file of --{kind}"
+                raise BadOption(f"{flag} would overwrite {what}", where=path)
 
 
 def _refuse_one_file(parsed: argparse.Namespace) -> None:

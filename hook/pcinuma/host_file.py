@@ -78,7 +78,9 @@ def load(data: bytes, where: str) -> HostFile:
         raise BadInput(f"the host record is larger than {MAX_BYTES // 2**20} MiB", where=where)
     try:
         record = json.loads(data)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        raise BadInput("the host record is nested too deeply", where=where, hint=_HINT) from None
+    except ValueError as error:
         raise BadInput(f"the host record is not JSON: {error}", where=where, hint=_HINT) from None
     if not isinstance(record, dict) or record.get("kind") != "pcinuma-host":
         raise BadInput('not a host record: "kind" is not "pcinuma-host"', where=where, hint=_HINT)

@@ -19,6 +19,12 @@ from pcinuma.schema import validate
 KIND = "pcinuma-result"
 VERSION = 1
 MAX_BYTES = 8 * 1024 * 1024
+MAX_DEVICES = 1000
+"""Devices of a picture and rows of a table that a browser still shows; a guest has a few hundred buses at most."""
+MAX_DIFF_LINES = 50_000
+_MAX_FINDINGS = 5000
+_MAX_CELLS = 1024
+_MAX_BOXES = 10_000
 _MAX_DEPTH = 24
 """Of boxes in each other: a host's bridges are at most that deep on any machine."""
 
@@ -68,6 +74,7 @@ def load(data: bytes, where: str) -> Result:
         raise BadInput("it holds text that is none, or is nested too deeply", where=where, hint=_HINT) from None
     if not isinstance(content, dict):
         raise BadInput("not a result", where=where, hint=_HINT)
+    _bound(content, where)
     if "kind" not in content and {"outcome", "devices"} <= content.keys():
         validate(content, "report", where)
         return Result(content)
@@ -76,8 +83,6 @@ def load(data: bytes, where: str) -> Result:
     if content.get("version") != VERSION or isinstance(content["version"], bool):
         shown = repr(content.get("version"))[:80]
         raise BadInput(f"the result has version {shown}, this pcinuma reads version {VERSION}", where=where)
-    if _depth(content.get("picture")) > 2 * _MAX_DEPTH:
-        raise BadInput("the picture is nested too deeply", where=where)
     validate(content, "result", where)
     validate(content["report"], "report", where)
     report, nccl = content["report"], content["nccl"]
@@ -206,11 +211,41 @@ def _clean(content: Any) -> Any:
     return one_line(content) if isinstance(content, str) else content
 
 
-def _depth(content: object) -> int:
-    """How many lists and objects are in each other."""
-    depth, level = 0, [content]
+def _bound(content: Mapping[str, Any], where: str) -> None:
+    """Raise BadInput when it holds more than can be shown. Before it is validated: of millions of parts, each wrong,
+    the validator would make as many messages."""
+    parts = {"file": content} | {name: content.get(name) for name in ("report", "picture", "nccl")}
+    for part, name, most in (
+        ("file", "devices", MAX_DEVICES),
+        ("file", "cells", _MAX_CELLS),
+        ("file", "findings", _MAX_FINDINGS),
+        ("report", "devices", MAX_DEVICES),
+        ("report", "cells", _MAX_CELLS),
+        ("report", "findings", _MAX_FINDINGS),
+        ("picture", "devices", MAX_DEVICES),
+        ("picture", "nodes", _MAX_CELLS),
+        ("nccl", "findings", _MAX_FINDINGS),
+    ):
+        inside = parts[part]
+        held = inside.get(name) if isinstance(inside, dict) else None
+        if isinstance(held, list) and len(held) > most:
+            raise BadInput(f"{part} has {len(held)} {name}: {most} are shown at most", where=where)
+    diff = content.get("diff")
+    if isinstance(diff, str) and (lines := diff.count("\n")) > MAX_DIFF_LINES:
+        raise BadInput(f"the diff has {lines} lines: {MAX_DIFF_LINES} are shown at most", where=where)
+    depth, boxes = _size(content.get("picture"))
+    if depth > 2 * _MAX_DEPTH:
+        raise BadInput("the picture is nested too deeply", where=where)
+    if boxes > _MAX_BOXES:
+        raise BadInput(f"the picture has {boxes} boxes and devices: {_MAX_BOXES} are shown at most", where=where)
+
+
+def _size(content: object) -> tuple[int, int]:
+    """How many lists and objects are in each other, and how many objects there are in lists."""
+    depth, count, level = 0, 0, [content]
     while level:
         depth += 1
+        count += sum(isinstance(part, dict) for item in level if isinstance(item, list) for part in item)
         parts = [item.values() if isinstance(item, dict) else item for item in level if isinstance(item, (dict, list))]
         level = [part for inside in parts for part in inside]
-    return depth
+    return depth, count

@@ -32,6 +32,10 @@ def problems(instance: object, name: str) -> list[str]:
             found.append(f"/{path}: {error.message}")
     except UnicodeEncodeError:  # JSON can say "\ud800"; the validator takes text that is UTF-8
         found.append("/: a text holds half of a surrogate pair, which no character is")
+    except ValueError as error:  # its own limit, of 255 lists and objects in each other
+        if "recursion" not in str(error).lower():
+            raise
+        found.append("/: nested too deeply")
     return found
 
 

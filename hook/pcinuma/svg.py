@@ -30,7 +30,7 @@ from pcinuma.picture_layout import (
     text_width,
     wrapped,
 )
-from pcinuma.svg_looks import MARKS, STYLES, css, moved, outline, tone_of, written
+from pcinuma.svg_looks import BAR, DASH, FORMS, MARKS, STYLES, css, moved, outline, tone_of, written
 
 _EMPTY = "no device"
 
@@ -84,7 +84,7 @@ class _Pen:
     def __init__(self, scene: Scene, layout: Layout) -> None:
         self._scene, self._layout = scene, layout
         self._style = {node: f"n{number % STYLES}" for number, node in enumerate(scene.nodes)}
-        self._form = {node: number % STYLES for number, node in enumerate(scene.nodes)}
+        self._form = {node: number % FORMS for number, node in enumerate(scene.nodes)}
         self._root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg"})
         self._at = self._root
         title = ET.SubElement(self._root, "title", {"id": "pcinuma-picture-title"})
@@ -137,6 +137,7 @@ class _Pen:
         form = self._form[node] if node is not None and known else -1
         self.shape("path", f"badge {look}", d=outline(form, width, 17), transform=moved(x, y))
         if label:
+            x += BAR / 2 * max(form // STYLES, 0)
             self.text(label, x, y + 4, "badgetext" if known else "plain", size=SMALL, anchor="middle")
 
     # --- parts
@@ -204,7 +205,10 @@ class _Pen:
             look += " broken"
         half, y1, y2 = written((out + into) / 2), written(start[1]), written(end[1])
         bend = "" if y1 == y2 else f"H{written(out)}C{half},{y1} {half},{y2} {written(into)},{y2}"
-        self.shape("path", look, d=f"M{written(start[0])},{y1}{bend}H{written(end[0])}")
+        line = self.shape("path", look, d=f"M{written(start[0])},{y1}{bend}H{written(end[0])}")
+        if leaf.fit != "aligned":
+            # all dashes in step where the bends begin: lines that run in a bundle would fill each other's gaps
+            line.set("stroke-dashoffset", written((start[0] - out) % DASH))
 
     def chip(self, chip: PlacedLeaf, side: int) -> None:
         leaf = chip.leaf

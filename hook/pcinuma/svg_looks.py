@@ -12,7 +12,13 @@ from pcinuma.picture import Fit
 from pcinuma.picture_layout import SIZE
 
 STYLES = 8
-"""Host nodes with a colour and a shape of their own; from there on they come again, and the numbers tell."""
+"""Host nodes with a colour and a shape of their own; from there on they come again, with bars before the shape."""
+FORMS = 4 * STYLES
+"""Host nodes told apart: with no bar, one, two, three."""
+DASH = 12
+"""The length of a dash and its gap in the line of what is not aligned."""
+BAR = 3.0
+"""The width of a bar and of the gap after it."""
 
 _LIGHT = ("#0b5cad", "#9a3f00", "#0f6b3a", "#7a2f9e", "#00666b", "#a81e63", "#5f5a00", "#465569")
 _DARK = ("#79b8ff", "#ffab70", "#6fd69a", "#d3a6ff", "#5fd7de", "#ff9bcb", "#d9cf57", "#b6c4d4")
@@ -36,7 +42,17 @@ def tone_of(fit: Fit) -> str:
 
 
 def outline(form: int, width: float, height: float) -> str:
-    """The path of a host node's shape about the origin; -1 for no node."""
+    """The path of a host node's shape, with the bars before it, about the origin; -1 for no node."""
+    if form >= STYLES:
+        bars = form // STYLES
+        left, top = -width / 2, written(-height / 2)
+        drawn = (f"M{written(left + BAR * bar)},{top}h1.6v{written(height)}h-1.6Z" for bar in range(bars))
+        return "".join(drawn) + _outline(form % STYLES, width - BAR * bars, height, BAR * bars / 2)
+    return _outline(form, width, height, 0)
+
+
+def _outline(form: int, width: float, height: float, middle: float) -> str:
+    """The shape alone, about (middle, 0)."""
     x, y = width / 2, height / 2
     c = 5.0
     corners: dict[int, list[tuple[float, float]]] = {
@@ -50,10 +66,10 @@ def outline(form: int, width: float, height: float) -> str:
         7: [(-x + c, -y), (x, -y), (x, y - c), (x - c, y), (-x, y), (-x, -y + c)],
     }
     if form == 0:
-        r = written(y)
-        left, right = written(-x + y), written(x - y)
-        return f"M{left},{written(-y)}H{right}A{r},{r} 0 0 1 {right},{r}H{left}A{r},{r} 0 0 1 {left},{written(-y)}Z"
-    return "M" + "L".join(f"{written(a)},{written(b)}" for a, b in corners[form]) + "Z"
+        r, h, low = written(min(x, y)), written(y), written(-y)
+        left, right = written(middle - x + min(x, y)), written(middle + x - min(x, y))
+        return f"M{left},{low}H{right}A{r},{h} 0 0 1 {right},{h}H{left}A{r},{h} 0 0 1 {left},{low}Z"
+    return "M" + "L".join(f"{written(middle + a)},{written(b)}" for a, b in corners[form]) + "Z"
 
 
 def moved(x: float, y: float) -> str:
@@ -133,7 +149,7 @@ def css() -> str:
             (".badge.nx", "fill:none;stroke:currentColor;stroke-width:1.5;stroke-dasharray:3 2"),
             (".sign", "fill:none;stroke-width:2;stroke-linecap:round;stroke-linejoin:round"),
             (".line", "fill:none;stroke:currentColor;stroke-width:2"),
-            (".broken", "stroke-dasharray:2 5;stroke-width:1.6"),
+            (".broken", f"stroke-dasharray:{DASH // 2} {DASH // 2};stroke-width:1.6"),
             (".wire", "fill:none;stroke-width:1.5"),
             (".refusal", "fill:none;stroke-width:3"),
         )

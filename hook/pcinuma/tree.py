@@ -111,6 +111,8 @@ class _Pen:
 
         room = max(self._width - wcwidth.width(first), 20)
         shown = one_line(text, 4 * len(text) + 1)  # a control character becomes four
+        if self._signs is ASCII:
+            shown = shown.encode("ascii", "backslashreplace").decode("ascii")
         lines = wcwidth.wrap(shown, room, subsequent_indent="    ", break_on_hyphens=False) or [""]
         for number, line in enumerate(lines):
             before = rest if number else first

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import socket
 import sys
 import threading
 import traceback
@@ -74,7 +73,8 @@ def _say_where(host: str, bound: str, port: int) -> None:
             " this machine's own devices are not shown there\n"
             "hint: listen on 127.0.0.1, and reach it by ssh -L or kubectl port-forward"
         )
-    name = socket.gethostname() if bound in ("0.0.0.0", "::") else host  # noqa: S104 - compared, not listened on
+    # by an address: the machine's own name is one that is not answered
+    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bound, host)  # noqa: S104 - compared, not listened on
     _say(f"the debug page is at http://{shown(name, port)}/ (Ctrl-C ends it)")
 
 
@@ -164,7 +164,8 @@ def application(listen: str, bound: str) -> wsgi_server.App:
 
     @app.post("/open")
     def open_result() -> Response:
-        _, uploads = _sent()
+        values, uploads = _sent()
+        form = web_form.read(values, uploads)
         given = uploads.get("result")
         try:
             if given is None:
@@ -172,8 +173,12 @@ def application(listen: str, bound: str) -> wsgi_server.App:
             with _Turn(working):
                 view = web_result.opened(given.data, one_line(given.name, 120) or "the file")
         except PcinumaError as error:
-            return _page(Form(), machine is not None, problems=[Problem("result", error)])
-        return _page(Form(), machine is not None, view=view)
+            return _page(form, machine is not None, problems=[Problem("result", error)])
+        return _page(form, machine is not None, view=view)
+
+    @app.get("/open")
+    def open_again() -> Response:  # the address of an opened result, reloaded or kept as a bookmark
+        return Response(status=303, headers={"Location": "/"}, mimetype="text/html")
 
     @app.get("/docs/<name>")
     def docs(name: str) -> Response:

@@ -7,14 +7,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pcinuma import edge, explain, finding_docs, nccl_topo, report, result_file, svg
+from pcinuma import edge, explain, finding_docs, nccl_topo, report, result_file, svg, tree
 from pcinuma.domain_xml import load
-from pcinuma.errors import PcinumaError, one_line
+from pcinuma.errors import BadInput, PcinumaError, one_line
+from pcinuma.parse import parse
+from pcinuma.picture import Fit
 from pcinuma.result_file import Result
 from pcinuma.web_form import HostProblem, Inputs, Problem
 
-MARKS = {"placed": "✓", "kept": "•", "approximate": "≈", "left": "✗"}
-TONES = {"placed": "good", "kept": "dim", "approximate": "near", "left": "alarm"}
+TONES: Mapping[Fit | None, str] = {"aligned": "good", "approximate": "near", None: ""}
+"""Of what is neither: alarm."""
+CHIPS = {"changed": ("✓", "good"), "unchanged": ("=", "dim"), "refused": ("✗", "alarm")}
+"""The sign and the tone of an outcome, where every device ends on its own cell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,11 @@ class View:
     of findings, which is HTML of ours."""
 
     outcome: str
+    chip: tuple[str, str]
+    """The sign of the outcome, and its tone: good, near, dim or alarm."""
     headline: str
+    seen: str | None
+    """Whose cells the devices' table has beside those they belong on: the title of the guest after; None: not known."""
     picture: str | None
     options: Mapping[str, str]
     cells: tuple[Mapping[str, Any], ...]
@@ -73,6 +81,13 @@ class View:
 def of(inputs: Inputs) -> View | Problem:
     """The transform of these inputs, or what is wrong with one of them."""
     try:
+        count = len(parse(load(inputs.domain, inputs.where)).devices)
+        if count > result_file.MAX_DEVICES:
+            raise BadInput(
+                f"{count} passthrough devices: this page shows {result_file.MAX_DEVICES} at most",
+                where=inputs.where,
+                hint="pcinuma explain and pcinuma transform take more",
+            )
         explained = explain.explain(inputs.domain, inputs.options, inputs.read_host, where=inputs.where)
         made = explained.result
         nccl, problem, found = _nccl(inputs, made)
@@ -108,6 +123,8 @@ def _view(result: Result, xml: bytes | None, opened_from: str | None = None) -> 
     picture = svg.draw(result.scene) if result.scene is not None else None
     return View(
         outcome=content["outcome"],
+        chip=_chip(result),
+        seen=None if result.scene is None else result.scene.after.title,
         headline=one_line(result.scene.headline if result.scene is not None else _headline(content)),
         # an element of a page has no XML declaration
         picture=None if picture is None else picture.partition("?>\n")[2],
@@ -123,6 +140,23 @@ def _view(result: Result, xml: bytes | None, opened_from: str | None = None) -> 
     )
 
 
+def _chip(result: Result) -> tuple[str, str]:
+    """A result that leaves devices elsewhere is none to be shown as good."""
+    outcome = result.report["outcome"]
+    if outcome == "refused":
+        return CHIPS[outcome]
+    if result.scene is not None:
+        # as best-effort would have it is not as it is
+        panel = result.scene.after if outcome == "changed" else result.scene.before
+        aligned = panel.aligned == len(panel.leaves)
+    else:
+        placements = {device["placement"] for device in result.report["devices"]}
+        if placements <= {"placed", "kept"} and "kept" in placements:
+            return ("=", "dim")  # where what was kept is, no report says
+        aligned = placements <= {"placed"}
+    return CHIPS[outcome] if aligned else ("!", "near")
+
+
 def _headline(content: Mapping[str, Any]) -> str:
     """For a report without a picture."""
     count = len(content["devices"])
@@ -132,14 +166,20 @@ def _headline(content: Mapping[str, Any]) -> str:
 
 def _devices(result: Result) -> Iterator[Mapping[str, Any]]:
     """The rows of the table, in the order of the numbers that the picture gives the devices."""
-    shown = [leaf.device for leaf in result.scene.host.leaves] if result.scene is not None else []
-    by_label = {device.label: device.number for device in shown}
-    by_alias = {device.alias: device.number for device in shown if device.alias is not None}
+    leaves = {leaf.device.number: leaf for leaf in result.scene.after.leaves} if result.scene is not None else {}
+    by_label = {leaf.device.label: number for number, leaf in leaves.items()}
+    by_alias = {leaf.device.alias: number for number, leaf in leaves.items() if leaf.device.alias is not None}
     rows = []
     for device in result.report["devices"]:
         number = by_label.get(device["source"]) or by_alias.get(device["alias"])
+        leaf = leaves.get(number) if number is not None else None
+        fit = leaf.fit if leaf is not None else None
         row = {name: one_line(value) if isinstance(value, str) else value for name, value in device.items()}
-        rows.append({**row, "number": number, "mark": MARKS[row["placement"]], "tone": TONES[row["placement"]]})
+        row |= {"number": number, "tone": TONES.get(fit, "alarm"), "fit": "", "mark": "", "seen": None}
+        if leaf is not None and fit is not None:
+            row |= {"mark": tree.UNICODE.marks[fit], "fit": leaf.words}
+            row["seen"] = leaf.numa_node if leaf.numa_node >= 0 else None
+        rows.append(row)
     return iter(sorted(rows, key=lambda row: (row["number"] is None, row["number"] or 0)))
 
 

@@ -365,6 +365,43 @@ def test_in_place(place: Place) -> None:
     assert (place.path / "domain.xml").read_text() == PLACED
 
 
+INPUTS = {"domain.xml": "the domain", "host.json": "the file of --host", "vmi.yaml": "the file of --vmi"}
+INPUTS["config.yaml"] = "the file of --config"
+
+
+@pytest.mark.parametrize("link", [False, True], ids=["its name", "a link"])
+@pytest.mark.parametrize("name", INPUTS)
+@pytest.mark.parametrize(
+    "command, flag",
+    [
+        ("transform", "-o"),
+        ("transform", "--report"),
+        ("explain", "-o"),
+        ("explain", "--report"),
+        ("explain", "--svg"),
+        ("nccl-topo", "-o"),
+        ("check", "-o"),
+    ],
+)
+def test_no_output_replaces_an_input(place: Place, command: str, flag: str, name: str, link: bool) -> None:
+    if (command, flag, name) == ("transform", "-o", "domain.xml"):
+        return  # in place, which is meant
+    place.write("vmi.yaml", "apiVersion: kubevirt.io/v1\nkind: VirtualMachineInstance\nmetadata: {name: vm}\n")
+    place.write("config.yaml", "policy: none\n")
+    (place.path / "link").symlink_to(name)
+    before = {path.name: path.read_bytes() for path in place.path.iterdir()}
+    inputs = ["domain.xml", "--host", "host.json", "--vmi", "vmi.yaml", "--config", "config.yaml"]
+    out = "link" if link else f"./{name}"
+    done = place.run(command, *inputs, flag, out)
+    done.failed(2, f"{flag} would overwrite {INPUTS[name]} ({out})")
+    assert {path.name: path.read_bytes() for path in place.path.iterdir()} == before
+
+
+def test_a_diff_does_not_replace_the_domain(place: Place) -> None:
+    place.transform("--format", "diff", "-o", "domain.xml").failed(2, "-o would overwrite the domain (domain.xml)")
+    assert (place.path / "domain.xml").read_text() == DOMAIN
+
+
 def test_refused_leaves_the_old_file_and_writes_the_report(place: Place) -> None:
     place.write("domain.xml", DOMAIN.replace("0xc1", "0xe1"))
     place.write("out.xml", "old")
@@ -1442,3 +1479,10 @@ def test_yaml_of_kubectl_is_read_with_all_its_parts(place: Place) -> None:
         kind = yaml.safe_load(file.read_text()).get("kind")
         assert kind in ("VirtualMachineInstance", "VirtualMachine")
         place.transform("--vmi", str(file)).succeeded()
+
+
+@pytest.mark.parametrize("depth", [300, 900, 100_000])
+def test_a_host_record_that_is_nested_too_deeply(place: Place, depth: int) -> None:
+    lists = "[" * depth + "]" * depth
+    place.write("deep.json", f'{{"kind":"pcinuma-host","version":1,"x":{lists}}}')
+    place.transform("--host", "deep.json").failed(2, "nested too deeply", "deep.json")

@@ -120,6 +120,15 @@ def test_ascii() -> None:
     assert "     `- + 0000:bd:00.0 ua-gpu-gpu3 (host node 1) -> 0000:ff:00.0, port 9\n" in done.stdout
 
 
+def test_ascii_escapes_names(tmp_path: Path) -> None:
+    domain = (ROOT / EXAMPLE[0]).read_text().replace("ua-gpu-gpu0", "ua-größe")
+    (tmp_path / "domain.xml").write_text(domain, encoding="utf-8")
+    done = run("domain.xml", "--host", str(ROOT / EXAMPLE[2]), "--ascii", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.isascii()
+    assert r" 0000:1a:00.0 ua-gr\xf6\xdfe (host node 0) " in done.stdout
+
+
 SWITCHES = """\
 guest before, 3 of 4 on their own cell
   cell 0 (vCPUs 0-1 on host node 0)
@@ -358,7 +367,9 @@ def test_an_older_picture_is_replaced_whole_or_not_at_all(tmp_path: Path) -> Non
         (["--svg", "one", "--report", "./one"], "--report and --svg name one file (one)"),
         (["--svg", "absent/picture.svg"], "cannot be written: No such file or directory (absent/picture.svg)"),
         (["--svg", "."], "cannot be written: Is a directory (.)"),
-        (["--svg", ""], "cannot be written"),
+        (["--svg", ""], "--svg names no file (--svg)"),
+        (["--report", ""], "--report names no file (--report)"),
+        (["-o", ""], "-o names no file (-o)"),
     ),
 )
 def test_where_it_cannot_go(tmp_path: Path, arguments: list[str], said: str) -> None:

@@ -258,6 +258,34 @@ def test_host_nodes_are_told_apart_without_colour(page: Page, shown: Callable[..
     assert len(set(seen)) == 8
 
 
+def test_thirty_two_host_nodes_are_told_apart(page: Page, tmp_path: Path) -> None:
+    """From the ninth on colours come again, shapes do not: neither in the heads of boxes nor at the devices."""
+    path = tmp_path / "picture.svg"
+    path.write_text(drawn(*machine(32, 32)), encoding="utf-8")
+    page.goto(path.as_uri())
+    heads = """() => [...document.querySelectorAll('text.b')].filter(t => /^host node [0-9]+$/.test(t.textContent))
+      .map(t => t.parentNode.querySelector('.badge').getAttribute('d'))"""
+    chips = """() => [...document.querySelectorAll('.chip')].filter(c => !c.parentNode.querySelector('.mark'))
+      .map(c => c.parentNode.querySelector('.badge').getAttribute('d'))"""
+    for shapes in (page.evaluate(heads), page.evaluate(chips)):
+        assert (len(shapes), len(set(shapes))) == (32, 32)
+    assert page.evaluate(f"({GEOMETRY})()")["bad"] == []
+
+
+def test_bundled_broken_lines_are_in_step(page: Page, shown: Callable[..., Any]) -> None:
+    """At the edge where the bends begin each dash begins anew, so that no line fills another's gaps."""
+    shown("128-odd")
+    phases = page.evaluate(
+        """() => [...document.querySelectorAll('.line.broken')].filter(l => l.getAttribute('d').includes('C')).map(l => {
+          const [from, to] = l.getAttribute('d').match(/M([-0-9.]+),.*?H([-0-9.]+)C/).slice(1).map(Number);
+          const style = getComputedStyle(l), dash = style.strokeDasharray.split(',').map(parseFloat);
+          const phase = (parseFloat(style.strokeDashoffset) + to - from) % (dash[0] + dash[1]);
+          return Math.min(phase, dash[0] + dash[1] - phase); })"""
+    )
+    assert len(phases) > 5
+    assert all(phase < 0.2 for phase in phases)
+
+
 def test_what_is_not_aligned_stands_out_without_colour(page: Page, shown: Callable[..., Any]) -> None:
     """Another mark, a thicker broken edge, a broken line, and words; beside them those that are aligned."""
     shown("40")

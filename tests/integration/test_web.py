@@ -14,6 +14,7 @@ import sys
 import tarfile
 import threading
 import time
+import urllib.request
 import zipfile
 from collections.abc import Iterator
 from html import unescape
@@ -233,10 +234,65 @@ def test_a_result_file_opens_again_and_shows_the_same(page: Page) -> None:
     assert downloads(again) == files
 
 
+@pytest.mark.parametrize("content, status", [(None, 200), (b"{}", 422)])
+def test_opening_keeps_what_is_in_the_other_fields(page: Page, content: bytes | None, status: int) -> None:
+    share = content or downloads(page.send("/", FORM)[2])["pcinuma-result.json"]
+    typed = {"domain": "<domain>mine</domain>", "policy": "restricted"}
+    files = {"result": ("r.json", share), "vmi-file": ("my.yaml", b"kind: mine")}
+    seen, _, html = page.send("/open", typed, files)
+    assert seen == status
+    assert "&lt;domain&gt;mine&lt;/domain&gt;</textarea>" in html
+    assert "<option selected>restricted</option>" in html
+    assert 'name="vmi-kept-name" value="my.yaml"' in html
+
+
+def test_the_address_of_an_opened_result_leads_to_the_page(page: Page) -> None:
+    status, headers, _ = page.ask("GET", "/open")
+    assert (status, headers["location"]) == (303, "/")
+
+
 def test_a_report_of_the_command_line_opens(page: Page) -> None:
     report = command("explain", EXAMPLE / "domain.xml", "--host", EXAMPLE / "host.json", "--json")
     status, _, html = page.send("/open", {}, {"result": ("report.json", report)})
-    assert (status, html.count("✓</span> placed"), downloads(html)) == (200, 7, {"report.json": report})
+    assert (status, html.count("<td>placed</td>"), downloads(html)) == (200, 7, {"report.json": report})
+
+
+KEPT = """
+<controller type="pci" index="0" model="pcie-root"/>
+<controller type="pci" index="1" model="pcie-expander-bus"><target busNr="200"><node>1</node></target>
+<address type="pci" domain="0" bus="0" slot="4" function="0"/></controller>
+<controller type="pci" index="2" model="pcie-root-port"><target chassis="2" port="0"/>
+<address type="pci" domain="0" bus="1" slot="0" function="0"/></controller>
+<controller type="pci" index="3" model="pcie-root-port"><target chassis="3" port="8"/>
+<address type="pci" domain="0" bus="1" slot="1" function="0"/></controller>
+<controller type="pci" index="4" model="pcie-root-port"><target chassis="4" port="9"/>
+<address type="pci" domain="0" bus="0" slot="5" function="0"/></controller>
+"""
+
+
+def test_the_table_has_the_pictures_marks(page: Page) -> None:
+    """Three devices that keep their addresses: on a foreign cell, on their own, on a port of bus 0."""
+    at = '<address type="pci" domain="0" bus="{}" slot="0" function="0"/>'
+    devices = [domains.hostdev(f"0000:{40 + bus}:00.0", f"ua-{bus}", at.format(bus)) for bus in (2, 3, 4)]
+    domain = domains.domain({0: 0, 1: 1}, [KEPT, *devices])
+    functions = [{"address": f"0000:{40 + bus}:00.0", "node": int(bus == 3)} for bus in (2, 3, 4)]
+    nodes = [{"id": node, "cpus": f"{8 * node}-{8 * node + 7}"} for node in (0, 1)]
+    host = {"kind": "pcinuma-host", "version": 1, "nodes": nodes, "functions": functions}
+    status, _, html = page.send("/", {"domain": domain, "host": json.dumps(host)})
+    assert status == 200, problem(html, "domain") + problem(html, "host")
+    rows = re.findall(r"<tr>(.*?)</tr>", html[html.index("<tbody>") : html.index("</tbody>")], re.S)
+    cells = [
+        [unescape(re.sub(r"<[^>]+>", "", cell)).strip() for cell in re.findall(r"<td.*?</td>", row)] for row in rows
+    ]
+    # host node, the cell of that node, the cell that the guest sees, how that fits
+    assert [row[2:6] for row in cells] == [
+        ["0", "0", "1", "✗ on a foreign cell"],
+        ["0", "0", "none", "✗ the guest sees no node"],
+        ["1", "1", "1", "✓ on its own cell"],
+    ]
+    assert '<span class="chip near">! unchanged</span>' in html
+    share = downloads(html)["pcinuma-result.json"]
+    assert body_of(page.send("/open", {}, {"result": ("r.json", share)})[2]) == body_of(html)
 
 
 def result_with(page: Page, change: Any) -> bytes:
@@ -253,6 +309,16 @@ def deep(content: dict[str, Any]) -> None:
     content["picture"]["after"]["boxes"][0] = inner
 
 
+def nested(depth: int) -> Any:
+    inner: Any = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+BOX = {"kind": "bus", "title": "", "detail": "", "nodes": [], "children": []}
+
+
 @pytest.mark.parametrize(
     "change, text",
     [
@@ -267,6 +333,15 @@ def deep(content: dict[str, Any]) -> None:
         (lambda c: c["picture"]["after"].update(c["picture"]["host"]), "wrong fit or address"),
         (lambda c: c["picture"].update(headline="\ud800"), "text that is none"),
         (deep, "nested too deeply"),
+        (lambda c: c.update(picture=nested(900)), "nested too deeply"),
+        (lambda c: c["report"].update(more=nested(900)), "nested too deeply"),
+        (lambda c: c["nccl"].update(more=nested(900)), "nested too deeply"),
+        (lambda c: c.update(diff="+\n" * 50_001), "the diff has 50001 lines: 50000 are shown at most"),
+        (lambda c: c["report"].update(devices=[1] * 1001), "report has 1001 devices: 1000 are shown at most"),
+        (lambda c: c["report"].update(findings=[1] * 5001), "report has 5001 findings: 5000 are shown at most"),
+        (lambda c: c["nccl"].update(findings=[1] * 5001), "nccl has 5001 findings: 5000 are shown at most"),
+        (lambda c: c["picture"].update(devices=[1] * 1001), "picture has 1001 devices: 1000 are shown at most"),
+        (lambda c: c["picture"]["host"]["boxes"].extend([BOX] * 10_001), "boxes and devices: 10000 are shown at most"),
     ],
 )
 def test_a_result_file_that_is_none_is_refused_at_its_field(page: Page, change: Any, text: str) -> None:
@@ -281,6 +356,29 @@ def test_a_result_file_that_is_none_is_refused_at_its_field(page: Page, change: 
 def test_a_file_that_is_no_result_is_refused(page: Page, data: bytes) -> None:
     status, _, html = page.send("/open", {}, {"result": ("r.json", data)})
     assert (status, bool(problem(html, "result"))) == (422, True)
+
+
+@pytest.mark.parametrize("depth", [300, 900, 100_000])
+def test_a_deep_report_or_host_is_refused_at_its_field(page: Page, depth: int) -> None:
+    lists = "[" * depth + "]" * depth
+    report = f'{{"outcome":"changed","devices":{lists}}}'.encode()
+    status, _, html = page.send("/open", {}, {"result": ("r.json", report)})
+    assert (status, "nested too deeply" in problem(html, "result")) == (422, True)
+    host = f'{{"kind":"pcinuma-host","version":1,"x":{lists}}}'
+    status, _, html = page.send("/", {"domain": DOMAIN, "host": host})
+    assert (status, "nested too deeply" in problem(html, "host")) == (422, True)
+
+
+@pytest.mark.parametrize("count, status", [(1000, 200), (1001, 422)])
+def test_more_devices_than_can_be_shown_are_refused(page: Page, count: int, status: int) -> None:
+    names = [f"{number // 256:04x}:{number % 256:02x}:00.0" for number in range(count)]
+    domain = domains.domain({0: 0}, [domains.hostdev(name, f"ua-{name}") for name in names])
+    functions = [{"address": name, "node": 0} for name in names]
+    host = {"kind": "pcinuma-host", "version": 1, "nodes": [{"id": 0, "cpus": "0-15"}], "functions": functions}
+    seen, _, html = page.send("/", {"domain": domain, "host": json.dumps(host)})
+    assert seen == status, problem(html, "host")
+    told = "1001 passthrough devices: this page shows 1000 at most" in problem(html, "domain")
+    assert told == (status == 422)
 
 
 def test_no_file_is_told(page: Page) -> None:
@@ -400,6 +498,21 @@ def test_on_all_addresses_it_warns_and_does_not_read_this_machine() -> None:
         assert page.end() == 0
 
 
+@pytest.mark.parametrize("listen", ["0.0.0.0:0", "[::]:0", ":0", "127.0.0.1:0", "[::1]:0", "localhost:0"])
+def test_the_address_that_it_prints_answers(listen: str) -> None:
+    with serving(listen) as page:
+        url = re.search(r"is at (http://\S+)", page.said)
+        assert url is not None
+        with urllib.request.urlopen(url[1], timeout=20) as answer:
+            assert answer.status == 200
+
+
+def test_no_host_in_listen_is_loopback() -> None:
+    with serving(":0") as page:
+        assert page.said.startswith("pcinuma: the debug page is at http://127.0.0.1:")
+        assert 'value="machine"' in page.ask("GET", "/")[2]
+
+
 def test_on_loopback_it_does_not_warn(page: Page) -> None:
     assert page.said.startswith("pcinuma: the debug page is at http://127.0.0.1:")
     assert 'value="machine"' in page.ask("GET", "/")[2]
@@ -462,7 +575,7 @@ def test_its_own_form_is_taken(page: Page) -> None:
         ("GET", "/docs/%3Cscript%3E", 404, "text/html; charset=utf-8"),
         ("PUT", "/", 405, "text/html; charset=utf-8"),
         ("DELETE", "/example", 405, "text/html; charset=utf-8"),
-        ("GET", "/open", 405, "text/html; charset=utf-8"),
+        ("GET", "/open", 303, "text/html; charset=utf-8"),
         ("POST", "/", 415, "text/html; charset=utf-8"),
     ],
 )

@@ -106,8 +106,9 @@ def test_from_paste_to_download_and_open_again(browser: Browser, page: Page, tmp
         assert rows.count() == len(made) == 7
         for cells in [rows.nth(number).locator("th, td").all_inner_texts() for number in range(7)]:
             device = made[cells[1]]
-            expected = [device["alias"], str(device["hostNode"]), str(device["cell"]), "✓ placed", device["guestBDF"]]
-            assert cells[2:7] == expected
+            cell = str(device["cell"])
+            expected = [device["alias"], str(device["hostNode"]), cell, cell, "✓ on its own cell", "placed"]
+            assert cells[2:9] == [*expected, device["guestBDF"]]
         diff = tab.locator("#diff-text").inner_text()
         assert "+" in diff
         assert 'alias name="ua-pcinuma-cell0' in diff
@@ -251,6 +252,21 @@ def test_a_result_file_that_is_none(browser: Browser, page: Page) -> None:
         assert violations(tab) == []
 
 
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
+def test_back_from_a_failure_and_open_lose_nothing(browser: Browser, page: Page, tmp_path: Path, script: bool) -> None:
+    result = tmp_path / "r.json"
+    result.write_text("{}")
+    with opened(browser, page, java_script_enabled=script) as tab:
+        tab.fill("#domain", "typed with care")
+        tab.goto(f"{page.url}docs/nccl")
+        tab.go_back()
+        assert tab.input_value("#domain") == "typed with care"
+        tab.set_input_files("#result", result)
+        tab.get_by_role("button", name="Open", exact=True).click()
+        assert "not a result" in tab.inner_text("#result-error")
+        assert tab.input_value("#domain") == "typed with care"
+
+
 def test_markup_in_names_runs_nothing(browser: Browser, page: Page) -> None:
     name = "ua-&lt;/title&gt;&lt;img src=x onerror=&quot;document.title='got'&quot;&gt;&lt;script&gt;document.title='got'&lt;/script&gt;"
     with opened(browser, page) as tab:
@@ -327,7 +343,7 @@ def test_print_has_the_result_alone(browser: Browser, page: Page) -> None:
         send(tab)
         tab.emulate_media(media="print")
         assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-        for hidden in ("#inputs", "#open", ".top", ".downloads"):
+        for hidden in ("#inputs", "#open", ".top", ".downloads", "#downloads"):
             assert not tab.locator(hidden).is_visible(), hidden
         for shown in ("h1", "svg", "#devices ~ .scroll table", "#diff-text"):
             assert tab.locator(shown).is_visible(), shown
@@ -343,7 +359,7 @@ def test_landmarks_headings_and_tables(browser: Browser, page: Page) -> None:
         levels = [int(tag[1]) for tag in tab.locator("h1, h2, h3").evaluate_all("hs => hs.map(h => h.tagName)")]
         assert all(later - earlier <= 1 for earlier, later in pairwise(levels))
         assert tab.get_by_role("columnheader").all_inner_texts() == [
-            "No.", "Source", "Alias", "Host node", "Cell", "Placement", "Guest BDF", "Reason",
+            "No.", "Source", "Alias", "Host node", "Target cell", "Cell, guest after", "Fit", "Placement", "Guest BDF", "Reason",
         ]  # fmt: skip
         assert tab.get_by_role("rowheader").count() == 7
         unlabelled = tab.locator("input:not([type=hidden]), select, textarea").evaluate_all(
