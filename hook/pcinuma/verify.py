@@ -97,8 +97,10 @@ def _is_ours(element: Element) -> bool:
 
 
 def _is_passthrough(element: Element) -> bool:
-    tag = tag_of(element)
-    return tag == "hostdev" or (tag == "interface" and attribute(element, "type") in ("hostdev", "vdpa"))
+    tag, kind = tag_of(element), attribute(element, "type")
+    if tag == "hostdev":
+        return kind in ("pci", "mdev") and attribute(element, "mode") in (None, "subsystem")
+    return tag == "interface" and kind in ("hostdev", "vdpa")
 
 
 def _alias(element: Element) -> str | None:
@@ -200,24 +202,24 @@ Entry = list[object]
 def _outline(root: Element, free: set[Element], dropped: set[Element], skip: set[str]) -> list[tuple[Entry, bool]]:
     """Everything but our controllers, in document order: each part of the domain as it is written, a passthrough
     device and the CPU as the list of their nodes, so that what was planned to change can be left out."""
-    found: list[tuple[Entry, bool]] = [([*root.items(), (root.text or "").strip()], False)]
+    found: list[tuple[Entry, bool]] = [([*root.items(), _text(root)], False)]
     for part in root:
         if part.tag in skip:
             continue
         if part.tag == "cpu" and skip:
             found.append((_flat(part, skip), False))
         elif part.tag != "devices":
-            found.append(([serialized(part), (part.tail or "").strip()], False))
+            found.append(([serialized(part)], False))
         if part.tag != "devices":
             continue
-        found.append(([*part.items(), (part.text or "").strip(), (part.tail or "").strip()], False))
+        found.append(([*part.items(), _text(part)], False))
         for device in part:
             if device.tag == "controller" and (device in dropped or _is_ours(device)):
                 continue
             if device.tag in ("hostdev", "interface"):
                 found.append((_flat(device), device in free))
             else:
-                found.append(([serialized(device), (device.tail or "").strip()], False))
+                found.append(([serialized(device)], False))
     return found
 
 
@@ -236,7 +238,13 @@ def _flat(element: Element, skip: Collection[str] = ()) -> Entry:
 
 def _said(node: Element) -> tuple[object, ...]:
     """What a node says besides its children: a comment's or a processing instruction's tag is a function."""
-    return (str(node.tag), tuple(node.items()), (node.text or "").strip(), (node.tail or "").strip())
+    return (str(node.tag), tuple(node.items()), _text(node))
+
+
+def _text(node: Element) -> str:
+    """All text that is directly in a node. Between two children it is nobody's: what is inserted may come to stand
+    before it or after it."""
+    return "".join((text or "").strip() for text in (node.text, *(child.tail for child in node)))
 
 
 def _without_address(entry: Entry) -> Entry:

@@ -99,6 +99,29 @@ def test_a_part_of_a_switch_whose_alias_was_taken_away(name: str) -> None:
     assert layout(define_and_dump(result.xml.decode())) == layout(made)
 
 
+@pytest.mark.parametrize("given", ['type="scsi"', 'type="nonsense"', 'mode="capabilities" type="pci"'])
+def test_a_hostdev_of_another_kind_is_not_read(given: str) -> None:
+    """Its source is libvirt's business, numbers that are none included."""
+    other = f'<hostdev {given}><source><address type="pci" domain="31x4095" bus="zz" slot="?"/></source></hostdev>'
+    result = run(with_extra(FREE, other))
+    assert result.report.outcome == "changed", result.refusal
+    assert other in result.xml.decode()
+
+
+def test_stray_text_between_elements_stays_and_refuses_nothing() -> None:
+    xml = (
+        FREE.replace("</hostdev>", "</hostdev>stray1")
+        .replace("<source>", "stray2<source>")
+        .replace("</cell>", "x</cell>y")
+    )
+    xml = xml.replace("</numatune>", "</numatune>31").replace("<devices>", "<devices>stray3")
+    options = Options(distances="host", policy="restricted")
+    result = run(xml, options)
+    assert result.report.outcome == "changed", result.refusal
+    for text in ("stray1", "stray2", "stray3", ">x<", "31"):
+        assert result.xml.decode().count(text) == xml.count(text) > 0
+
+
 def full_bus_0(*, implied: bool) -> str:
     rngs = "".join(
         f'<rng model="virtio"><backend model="random">/dev/urandom</backend><address type="pci" bus="0" slot="{slot}"/></rng>'
