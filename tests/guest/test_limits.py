@@ -45,7 +45,8 @@ def mmio(result: Result) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("firmware", ["seabios", "ovmf"])
 @pytest.mark.parametrize("choice", ["report", "apply"])
 def test_eight_bars_of_128_gib(firmware: str, choice: str) -> None:
-    """Without more address bits than QEMU's 40 SeaBIOS leaves out one BAR of the eight, OVMF all; with them none."""
+    """Without more address bits than QEMU's 40 SeaBIOS leaves out one BAR of the eight (trixie's: all), OVMF all; with
+    them none."""
     bars = [{"index": 2, "size": 128 * GIB, "flags": "0x14220c"}]
     result = with_bars(BUSES, bars, Options(mmio=choice), uefi=firmware == "ovmf")
     without = lost(boot(result.xml.decode(), firmware=firmware, stand_in=big_bar(128)))
@@ -54,7 +55,7 @@ def test_eight_bars_of_128_gib(firmware: str, choice: str) -> None:
         assert without == []
     else:
         assert mmio(result) == [("mmio-window", "warning")]
-        assert len(without) == (1 if firmware == "seabios" else 8)
+        assert len(without) in ((1, 8) if firmware == "seabios" else (8,))
 
 
 @pytest.mark.parametrize(("firmware", "size", "count"), [("seabios", 128, 7), ("ovmf", 64, 1)])
