@@ -12,6 +12,9 @@ if [ "$(cat /opt/venv/lock 2>/dev/null)" != "$lock" ]; then
 	/opt/venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/run.txt -r requirements/dev.txt
 	printf '%s' "$lock" >/opt/venv/lock
 fi
+# the program itself is run from /src
+printf '#!/opt/venv/bin/python\nimport sys\nfrom pcinuma.cli import main\nsys.exit(main())\n' >/opt/venv/bin/pcinuma
+chmod +x /opt/venv/bin/pcinuma
 echo "$(libvirtd --version), $(qemu-system-x86_64 --version | head -n 1), $(/opt/venv/bin/python --version)"
 [ $# -gt 0 ] || set -- tests
 exec env PYTHONPATH=/src/hook /opt/venv/bin/python -m pytest -p no:cacheprovider -n 2 --dist worksteal -m 'libvirt or guest' "$@"
