@@ -23,7 +23,7 @@ LOW_WINDOW = 960 * MIB  # q35, 0xc0000000 to 0xfc000000; SeaBIOS has 44 MiB more
 LOW_REST = 64 * MIB  # the chipset's and the other devices' own
 
 _PREFETCHABLE, _IS_64 = 0x2000, 0x100000
-_IO, _MEMORY = 0x100, 0x200
+_MEMORY = 0x200
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,15 +10,14 @@ from pcinuma.discover import ReadHost
 from pcinuma.host_file import load
 from pcinuma.model import Options
 from pcinuma.pipeline import Result, transform
-from tests.conftest import ROOT
 from tests.support import hosts, kubevirt
 from tests.support.domains import domain, hostdev
 from tests.support.guest import GuestView, boot
 from tests.support.libvirt import define_and_dump
+from tests.support.two_sockets import EXAMPLE, SEEN
 
 pytestmark = [pytest.mark.guest, pytest.mark.timeout(600)]
 
-EXAMPLE = ROOT / "examples" / "two-sockets"
 CONTROLLER = '<controller type="pci" index="{}" model="{}">{}</controller>'
 
 
@@ -58,15 +57,7 @@ def test_two_sockets(firmware: str) -> None:
     result = transformed((EXAMPLE / "domain.xml").read_text(), hosts.from_file(EXAMPLE / "host.json"))
     view = boot(result.xml.decode(), firmware=firmware)
     agree(view, result)
-    assert seen(view) == {
-        "ua-gpu-gpu0": ("0000:f8:00.0", 0),
-        "ua-hostdevice-ib0": ("0000:f9:00.0", 0),
-        "ua-gpu-gpu1": ("0000:fa:00.0", 0),
-        "ua-sriov-storage": ("0000:fb:00.0", 0),
-        "ua-gpu-gpu2": ("0000:fd:00.0", 1),
-        "ua-hostdevice-ib1": ("0000:fe:00.0", 1),
-        "ua-gpu-gpu3": ("0000:ff:00.0", 1),
-    }
+    assert seen(view) == SEEN
     assert sorted(view.nodes) == [0, 1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import Any
 
 import pytest
@@ -42,6 +43,12 @@ def mmio(result: Result) -> list[tuple[str, str]]:
     return [(f.code, f.severity) for f in result.report.findings if f.code == "mmio-window"]
 
 
+def qemu_version() -> int:
+    """The major version, which tells Debian 12's SeaBIOS (7.2's) from a newer one."""
+    said = subprocess.run(["qemu-system-x86_64", "--version"], capture_output=True, text=True, check=True).stdout
+    return int(said.partition("version ")[2].partition(".")[0])
+
+
 @pytest.mark.parametrize("firmware", ["seabios", "ovmf"])
 @pytest.mark.parametrize("choice", ["report", "apply"])
 def test_eight_bars_of_128_gib(firmware: str, choice: str) -> None:
@@ -55,7 +62,7 @@ def test_eight_bars_of_128_gib(firmware: str, choice: str) -> None:
         assert without == []
     else:
         assert mmio(result) == [("mmio-window", "warning")]
-        assert len(without) in ((1, 8) if firmware == "seabios" else (8,))
+        assert len(without) == (1 if firmware == "seabios" and qemu_version() < 8 else 8)
 
 
 @pytest.mark.parametrize(("firmware", "size", "count"), [("seabios", 128, 7), ("ovmf", 64, 1)])
