@@ -302,7 +302,7 @@ def read(tree: SysTree, query: HostQuery) -> HostTopology:
         record = NodeRecord(number, *(tree.attribute(path, name) for name in ("cpulist", "distance", "meminfo")))
         nodes.append(replace(record, package=_package(tree, path, record)) if query.packages else record)
     cpuinfo = tree.cpuinfo() if query.address_bits else None
-    cpu_path = tree.cpu_path() if query.details else None
+    cpu_path = tree.cpu_path() if query.details or query.address_bits else None
     cpu = cpu_of(tree.attribute(cpu_path, "modalias") if cpu_path is not None else None)
     return replace(topology_from(nodes, records, mdevs, vdpas, cpuinfo), cpu=cpu)
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pcinuma import seabios
 from pcinuma.model import Bar, Domain, Finding, HostTopology, Placement, PlannedExpander, PlannedPort
+from pcinuma.pci_tree import surroundings
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -18,6 +20,7 @@ NAMED_MODEL_BITS = 40
 MOST_BITS = 52  # x86-64's architectural limit
 VIRT_WINDOW = 512 * GIB  # hw/arm/virt.c, VIRT_HIGH_PCIE_MMIO
 OVMF_SMALLEST = 32 * GIB  # OvmfPkg, PcdPciMmio64Size
+HOLE64 = 32 * GIB  # q35's own window above the memory (hw/pci-host/q35.c)
 OVMF_REST = GIB  # for what else is in the window: exactly filled, OVMF 2022.11 leaves a BAR out (measured)
 LOW_WINDOW = 960 * MIB  # q35, 0xc0000000 to 0xfc000000; SeaBIOS has 44 MiB more
 LOW_REST = 64 * MIB  # the chipset's and the other devices' own
@@ -49,19 +52,21 @@ class Need:
 
 
 def need(
-    placements: Sequence[Placement], expanders: Sequence[PlannedExpander], host: HostTopology, *, rounded: bool
+    placements: Sequence[Placement], expanders: Sequence[PlannedExpander], host: HostTopology, *, least: int | None
 ) -> Need:
     """What the devices need, those of ``expanders`` below their ports, every other on a port of its own on bus 0.
 
-    ``rounded`` as SeaBIOS has it: each bridge's window is a multiple of its alignment (fw/pciinit.c).
+    ``least`` as SeaBIOS has it: each bridge's window is a multiple of its alignment (fw/pciinit.c), which is so much at
+    least above 4 GiB. None: as OVMF.
     """
     bars = {p.device.element: _bars(p, host) for p in placements}
     on_ours = {a.device.element for e in expanders for port in e.ports for a in port.attachments}
     alone = [own for element, own in bars.items() if element not in on_ours]
 
     def roots(*, wants_high: bool) -> tuple[Region, ...]:
-        ours = [_below(expander.index, expander.ports, bars, wants_high, rounded) for expander in expanders]
-        return (*ours, stacked([_window(own, wants_high, rounded) for own in alone]))
+        unit = least if wants_high or least is None else MIB
+        ours = [_below(expander.index, expander.ports, bars, wants_high, unit) for expander in expanders]
+        return (*ours, stacked([_window(own, wants_high, unit) for own in alone]))
 
     return Need(roots(wants_high=True), roots(wants_high=False), sum(not own for own in bars.values()))
 
@@ -73,30 +78,30 @@ def _bars(placement: Placement, host: HostTopology) -> tuple[Bar, ...]:
 
 
 def _below(
-    parent: int, ports: Sequence[PlannedPort], bars: dict[int, tuple[Bar, ...]], wants_high: bool, rounded: bool
+    parent: int, ports: Sequence[PlannedPort], bars: dict[int, tuple[Bar, ...]], wants_high: bool, unit: int | None
 ) -> Region:
     regions = []
     for port in ports:
         if port.parent == parent:
             own = tuple(bar for a in port.attachments for bar in bars.get(a.device.element, ()))
-            inner = _below(port.index, ports, bars, wants_high, rounded) if not port.attachments else None
-            regions.append(_window(own, wants_high, rounded) if inner is None else _as_window(inner, rounded))
+            inner = _below(port.index, ports, bars, wants_high, unit) if not port.attachments else None
+            regions.append(_window(own, wants_high, unit) if inner is None else _as_window(inner, unit))
     return stacked(regions)
 
 
-def _window(bars: Iterable[Bar], wants_high: bool, rounded: bool) -> Region:
+def _window(bars: Iterable[Bar], wants_high: bool, unit: int | None) -> Region:
     """The window of a bridge with these BARs behind it. Only what is prefetchable and 64 bits wide goes above 4 GiB."""
     fitting = [bar for bar in bars if bar.flags & _MEMORY and is_high(bar) == wants_high]
-    return _as_window(stacked([Region(bar.size, bar.size) for bar in fitting]), rounded)
+    return _as_window(stacked([Region(bar.size, bar.size) for bar in fitting]), unit)
 
 
 def is_high(bar: Bar) -> bool:
     return bool(bar.flags & _PREFETCHABLE) and bool(bar.flags & _IS_64)
 
 
-def _as_window(inside: Region, rounded: bool) -> Region:
-    align = max(inside.align, MIB)
-    return Region(_up(inside.size, align if rounded else MIB), align)
+def _as_window(inside: Region, unit: int | None) -> Region:
+    align = max(inside.align, unit or MIB)
+    return Region(_up(inside.size, MIB if unit is None else align), align)
 
 
 def stacked(regions: Iterable[Region]) -> Region:
@@ -129,22 +134,30 @@ def guest_bits(domain: Domain, host: HostTopology) -> int | None:
     return NAMED_MODEL_BITS
 
 
-def fits(wanted: Need, bits: int, domain: Domain) -> bool:
+def fits(wanted: Need, bits: int, domain: Domain, *, amd: bool) -> bool:
     """Whether the regions above 4 GiB find room with that many address bits.
 
-    SeaBIOS puts them above the memory (fw/pciinit.c). OVMF has a window of an eighth of the address space at its top,
-    newest versions a quarter, when the memory leaves that free, else 32 GiB (OvmfPkg PlatformInitLib).
+    SeaBIOS before 1.16.3 puts them above the memory (fw/pciinit.c). OVMF has a window of an eighth of the address space
+    at its top, newest versions a quarter, when the memory leaves that free, else 32 GiB (OvmfPkg PlatformInitLib).
     """
     if not wanted.total:
         return True
-    memory_end = 4 * GIB + domain.memory
     if domain.arch == "aarch64":
         return _end(wanted.high) <= VIRT_WINDOW
+    end = memory_end(domain, amd=amd)
     if not domain.is_uefi:
         # its root buses share one region
         whole = stacked(wanted.high)
-        return _up(memory_end, whole.align) + whole.size <= 1 << bits
-    return _end(wanted.high) + OVMF_REST <= ovmf_window(bits, memory_end)
+        return _up(end, whole.align) + whole.size <= 1 << bits
+    return _end(wanted.high) + OVMF_REST <= ovmf_window(bits, end)
+
+
+def memory_end(domain: Domain, *, amd: bool) -> int:
+    """Where the guest's memory ends, give or take the 2 GiB of it that may be below 4 GiB. Where it would reach AMD's
+    reserved range, QEMU puts all above 4 GiB above 1 TiB (hw/i386/pc.c, pc_memory_init)."""
+    end = 4 * GIB + domain.memory
+    start, stop = seabios.AMD_HOLE
+    return stop + domain.memory if amd and end + HOLE64 >= start else end
 
 
 def ovmf_window(bits: int, memory_end: int) -> int:
@@ -173,7 +186,7 @@ def judged(
     apply: bool,
 ) -> tuple[list[Finding], int | None]:
     """What is to be said of the address space, and the ``<maxphysaddr>`` bits to set where ``apply`` allows it."""
-    wanted = need(placements, expanders, host, rounded=not domain.is_uefi)
+    wanted = need(placements, expanders, host, least=None if domain.is_uefi else MIB)
     findings = list(_low(wanted, domain))
     if wanted.total <= GIB:
         return findings, None
@@ -184,14 +197,31 @@ def judged(
             hint = "record the host again with 'pcinuma snapshot', or set <maxphysaddr>"
             findings.append(Finding("mmio-window", "info", message, None, hint))
         return findings, None
-    if fits(wanted, bits, domain):
+    on_ours = [attached.device for e in expanders for port in e.ports for attached in port.attachments]
+    other_ports = surroundings(domain, on_ours).root_buses - 1
+    # a guest's CPU is of its host's vendor; one that is not known may be AMD's, which takes more
+    amd = host.cpu is None or host.cpu.vendor == "AuthenticAMD"
+
+    def old(bits: int) -> bool:
+        return fits(wanted, bits, domain, amd=amd)
+
+    def new(bits: int) -> bool:
+        if domain.arch != "x86_64" or domain.is_uefi or not seabios.trusts(bits, amd=amd):
+            return True
+        least = seabios.least_window(bits, domain.memory, amd=amd)
+        whole = stacked(need(placements, expanders, host, least=least).high)
+        end = memory_end(domain, amd=amd)
+        return seabios.fits(whole.size, whole.align, other_ports * least, bits, domain.memory, end, amd=amd)
+
+    if old(bits) and new(bits):
         return findings, None
-    enough = _enough(wanted, bits, domain)
-    said = _said(wanted, bits, domain)
+    more = range(bits + 1, MOST_BITS + 1) if domain.arch == "x86_64" else ()
+    enough = next((more_bits for more_bits in more if old(more_bits) and new(more_bits)), None)
+    said = _said(wanted, bits, domain, memory_end(domain, amd=amd), newer_only=old(bits))
     if enough is None or (host.address_bits is not None and enough > host.address_bits):
         has = f"; the host's CPUs have {host.address_bits}" if host.address_bits is not None and enough else ""
-        more = f"; it would take {enough} bits{has}" if enough else ""
-        message = f"{said}: the guest will lose BARs{more}"
+        takes = f"; it would take {enough} bits{has}" if enough else ""
+        message = f"{said}: the guest will lose BARs{takes}"
         findings.append(Finding("mmio-window", "warning", message, None, "pass through fewer of these devices"))
         return findings, None
     if apply:
@@ -212,20 +242,16 @@ def _low(wanted: Need, domain: Domain) -> Iterable[Finding]:
         yield Finding("mmio-window", "warning", message, None, "pass through fewer of these devices")
 
 
-def _enough(wanted: Need, bits: int, domain: Domain) -> int | None:
-    if domain.arch != "x86_64":
-        return None
-    return next((more for more in range(bits + 1, MOST_BITS + 1) if fits(wanted, more, domain)), None)
-
-
-def _said(wanted: Need, bits: int, domain: Domain) -> str:
+def _said(wanted: Need, bits: int, domain: Domain, memory_end: int, *, newer_only: bool) -> str:
     more = f", {wanted.unknown} devices not counted" if wanted.unknown else ""
     needs = f"the devices' BARs need {_shown(wanted.total)} of address space{more}"
     if domain.arch == "aarch64":
         return f"{needs}, the virt machine has {_shown(VIRT_WINDOW)}"
     if domain.is_uefi:
-        window = ovmf_window(bits, 4 * GIB + domain.memory)
+        window = ovmf_window(bits, memory_end)
         return f"{needs}, OVMF has {_shown(window)} with {bits} address bits"
+    if newer_only:
+        return f"{needs}, for which SeaBIOS from 1.16.3 on finds no room at the end of {bits} address bits"
     return f"{needs}, the guest has {_shown(1 << bits)} with {bits} address bits, memory included"
 
 

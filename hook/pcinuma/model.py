@@ -236,8 +236,8 @@ class HostQuery:
     character device, nothing else.
 
     Without ``details`` only what placing them needs is read: their node, their place in the tree, their BARs, their
-    IOMMU group and their PF; with ``ids`` also what they are. ``address_bits`` asks for those of the host's CPU,
-    ``packages`` for the sockets of the nodes.
+    IOMMU group and their PF; with ``ids`` also what they are. ``address_bits`` asks for those of the host's CPU
+    and for what it is, ``packages`` for the sockets of the nodes.
     """
 
     functions: frozenset[PciAddress] = frozenset()
@@ -317,8 +317,8 @@ class HostCpu:
 class HostTopology:
     """The part of the host that was asked for. ``mdev_parents`` is by lower-case UUID, ``vdpa_parents`` by the name
     of the character device. The PF of a VF whose own node is unknown is among the functions. ``address_bits`` are the
-    physical ones of its CPUs, None where they are not known; ``cpu`` is None where details were not asked for, where
-    it is not known, or is not x86."""
+    physical ones of its CPUs, None where they are not known; ``cpu`` is None where neither details nor address bits
+    were asked for, where it is not known, or is not x86."""
 
     nodes: Mapping[int, HostNode]
     functions: Mapping[PciAddress, HostFunction]

@@ -20,12 +20,14 @@ BUSES = ("21", "22", "23", "24", "a1", "a2", "a3", "a4")
 GIB = 1 << 30
 
 
-def with_bars(buses: tuple[str, ...], bars: list[dict[str, Any]], options: Options, *, uefi: bool) -> Result:
-    """GPUs with these BARs, those below bus 0x80 on node 0, the others on node 1."""
+def with_bars(
+    buses: tuple[str, ...], bars: list[dict[str, Any]], options: Options, *, uefi: bool, cell_gib: int = 1
+) -> Result:
+    """GPUs with these BARs, those below bus 0x80 on node 0, the others on node 1, each cell with so much memory."""
     functions = {f"0000:{bus}:00.0": int(bus >= "80") for bus in buses}
     details = {f"0000_{bus}_00_0": {"bars": bars} for bus in buses}
     devices = [hostdev(bdf, f"ua-gpu-{bus}") for bus, bdf in zip(buses, functions, strict=True)]
-    xml = domain({0: 0, 1: 1}, devices)
+    xml = domain({0: 0, 1: 1}, devices).replace(f'memory="{GIB}"', f'memory="{cell_gib * GIB}"')
     if uefi:
         loader = '<loader readonly="yes" type="pflash">/usr/share/OVMF/OVMF_CODE_4M.fd</loader>'
         xml = xml.replace("hvm</type>", f"hvm</type>{loader}")
@@ -52,8 +54,7 @@ def qemu_version() -> int:
 @pytest.mark.parametrize("firmware", ["seabios", "ovmf"])
 @pytest.mark.parametrize("choice", ["report", "apply"])
 def test_eight_bars_of_128_gib(firmware: str, choice: str) -> None:
-    """Without more address bits than QEMU's 40 SeaBIOS leaves out one BAR of the eight (trixie's: all), OVMF all; with
-    them none."""
+    """Without more address bits than QEMU's 40 SeaBIOS leaves out one BAR of the eight, OVMF all; with them none."""
     bars = [{"index": 2, "size": 128 * GIB, "flags": "0x14220c"}]
     result = with_bars(BUSES, bars, Options(mmio=choice), uefi=firmware == "ovmf")
     without = lost(boot(result.xml.decode(), firmware=firmware, stand_in=big_bar(128)))
@@ -62,10 +63,22 @@ def test_eight_bars_of_128_gib(firmware: str, choice: str) -> None:
         assert without == []
     else:
         assert mmio(result) == [("mmio-window", "warning")]
-        assert len(without) == (1 if firmware == "seabios" and qemu_version() < 8 else 8)
+        assert len(without) == (1 if firmware == "seabios" else 8)
 
 
-@pytest.mark.parametrize(("firmware", "size", "count"), [("seabios", 128, 7), ("ovmf", 64, 1)])
+@pytest.mark.parametrize("choice", ["report", "apply"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_newer_seabios_loses_a_third_bar_in_an_amd_guest_of_40_bits(count: int, choice: str) -> None:
+    """512 GiB from 1012 down, in eighths, would be at 0: QEMU reserves 1012 to 1024 GiB for AMD's CPUs."""
+    bars = [{"index": 2, "size": 128 * GIB, "flags": "0x14220c"}]
+    result = with_bars(BUSES[:count], bars, Options(mmio=choice), uefi=False, cell_gib=2)
+    assert mmio(result) == ([("mmio-window", "info" if choice == "apply" else "warning")] if count == 3 else [])
+    newer = qemu_version() >= 8
+    left_out = 1 if newer and count == 3 and choice == "report" else 0
+    assert len(lost(boot(result.xml.decode(), stand_in=big_bar(128), least_mib=4096))) == left_out
+
+
+@pytest.mark.parametrize(("firmware", "size", "count"), [("seabios", 128, 3), ("ovmf", 64, 1)])
 def test_what_fits_has_no_finding_and_is_all_there(firmware: str, size: int, count: int) -> None:
     bars = [{"index": 2, "size": size * GIB, "flags": "0x14220c"}]
     result = with_bars(BUSES[:count], bars, Options(), uefi=firmware == "ovmf")

@@ -116,7 +116,8 @@ def test_check_takes_no_set_of_ours_for_stale_that_another_grouping_made(group_b
 def big(xml: str) -> Result:
     """One BAR of 512 GiB: with 2 TB of memory 41 bits are one too few for SeaBIOS."""
     bars = [{"index": 2, "size": 512 * GIB, "flags": "0x14220c"}]
-    host = hosts.host({0: "0-7"}, {"0000:21:00.0": 0}, **{"0000_21_00_0": {"bars": bars}})
+    cpu = {"vendor": "GenuineIntel", "family": 6, "model": 143}
+    host = hosts.host({0: "0-7"}, {"0000:21:00.0": 0}, **{"0000_21_00_0": {"bars": bars}}, cpu=cpu)
     return transform(xml.encode(), Options(mmio="apply"), host)
 
 

@@ -107,7 +107,14 @@ class GuestView:
     seconds: float
 
 
-def boot(xml: str, *, firmware: str | None = None, timeout: float = 150, stand_in: StandIn | None = None) -> GuestView:
+def boot(
+    xml: str,
+    *,
+    firmware: str | None = None,
+    timeout: float = 150,
+    stand_in: StandIn | None = None,
+    least_mib: int = 0,
+) -> GuestView:
     """Boots a stand-in for the domain under `firmware` (`seabios`, which is the default, or `ovmf`).
 
     libvirt first defines the domain as it is, so that every device has the guest address it would have in production;
@@ -123,8 +130,8 @@ def boot(xml: str, *, firmware: str | None = None, timeout: float = 150, stand_i
       to a host; whatever else sits on PCI becomes a virtio NIC. Those without an alias are called by element and
       address, `ua-standin-rng-12-00-0`.
 
-    What has no PCI address is gone, and so is all that only tunes. A cell has 96 MiB (none stays none), and one CPU
-    (none stays none) where the domain has more than four: numa_node depends on neither.
+    What has no PCI address is gone, and so is all that only tunes. A cell has 96 MiB (none stays none), the first one
+    `least_mib` at least; and one CPU (none stays none) where the domain has more than four: numa_node depends on neither.
 
     Emulated CPUs have 40 guest physical address bits, where KVM may give the host's: a domain with large BARs shows
     here what it shows in production only if it has `<maxphysaddr>`; mode `passthrough` becomes `emulate` with this
@@ -138,18 +145,18 @@ def boot(xml: str, *, firmware: str | None = None, timeout: float = 150, stand_i
     if firmware not in (None, "seabios", "ovmf"):
         raise ValueError(f"firmware is 'seabios' or 'ovmf', not {firmware!r}")
     try:
-        return _boot_once(xml, firmware == "ovmf", timeout, stand_in)
+        return _boot_once(xml, firmware == "ovmf", timeout, stand_in, least_mib)
     except GuestFailed as failure:
         # a guest that the busy machine starved comes up the second time; one that hangs of itself hangs again
         if not any(told in str(failure) for told in (*_QEMU_BUGS, "no report from the guest")):
             raise
-        return _boot_once(xml, firmware == "ovmf", timeout, stand_in)
+        return _boot_once(xml, firmware == "ovmf", timeout, stand_in, least_mib)
 
 
-def _boot_once(xml: str, ovmf: bool, timeout: float, stand_in: StandIn | None) -> GuestView:
+def _boot_once(xml: str, ovmf: bool, timeout: float, stand_in: StandIn | None, least_mib: int) -> GuestView:
     with tempfile.TemporaryDirectory(prefix="pcinuma-guest-") as folder:
         scratch = Path(folder)
-        domain, expected = stand_in_domain(xml, scratch, ovmf, stand_in)
+        domain, expected = stand_in_domain(xml, scratch, ovmf, stand_in, least_mib)
         (scratch / "initramfs").write_bytes(_initramfs(domain.find("os/type").get("arch")))  # type: ignore[union-attr]
         started = time.monotonic()
         with libvirt.running(domain, timeout=timeout) as guest:

@@ -82,7 +82,7 @@ def big_bar(gibibytes: int) -> StandIn:
 
 
 def stand_in_domain(
-    xml: str, scratch: Path, ovmf: bool, stand_in: StandIn | None
+    xml: str, scratch: Path, ovmf: bool, stand_in: StandIn | None, least_mib: int
 ) -> tuple[etree._Element, list[Expected]]:
     given = libvirt.parse_domain(xml)
     _name_passthrough(given)
@@ -96,7 +96,7 @@ def stand_in_domain(
     domain = etree.Element("domain", {"type": "qemu"}, nsmap={"qemu": _QEMU})
     _add(domain, "name", text=libvirt.unique_domain_name())
     domain.append(_operating_system(os_type, scratch, ovmf))
-    domain.extend(_processors_and_memory(source, ovmf, arch))
+    domain.extend(_processors_and_memory(source, ovmf, arch, least_mib))
     _add(_add(domain, "features"), "acpi")
     # A panicking kernel reboots, and that must be the domain's end.
     _add(domain, "on_reboot", text="destroy")
@@ -165,8 +165,8 @@ def _ovmf_files() -> tuple[Path, Path]:
     raise GuestFailed(f"no OVMF in {_OVMF_FOLDER} (Debian: ovmf)")
 
 
-def _processors_and_memory(source: etree._Element, ovmf: bool, arch: str) -> list[etree._Element]:
-    """The domain's `<memory>`, `<vcpu>` and `<cpu>`, scaled down."""
+def _processors_and_memory(source: etree._Element, ovmf: bool, arch: str, least_mib: int) -> list[etree._Element]:
+    """The domain's `<memory>`, `<vcpu>` and `<cpu>`, scaled down; the first cell alone has `least_mib`."""
     cpu = etree.Element("cpu", mode="custom", match="exact", check="none")
     _add(cpu, "model", text="qemu64" if arch == "x86_64" else "cortex-a72", fallback="forbid")
     if arch == "x86_64":
@@ -179,6 +179,8 @@ def _processors_and_memory(source: etree._Element, ovmf: bool, arch: str) -> lis
         _add(cpu, "maxphysaddr", mode="emulate", bits=str(bits))
         # OVMF before 2023 maps all of the address space by pages of 2 MiB, 8 bytes each, and dies without the memory.
         extra_mib = 5 * 2 ** (bits - 38) // 4 if ovmf and bits > 40 else 0
+
+    extra_mib = max(extra_mib, least_mib - _CELL_MIB)
 
     cells = [_copied(cell) for cell in source.iterfind("cpu/numa/cell")]
     with_cpus = [bool(cell.get("cpus")) for cell in cells]

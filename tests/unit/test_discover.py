@@ -101,11 +101,13 @@ def test_the_processor(tree: Tree, modalias: str | None, cpu: HostCpu | None) ->
     assert again(HostQuery()).cpu == cpu
 
 
-def test_the_processor_is_no_part_of_placing(tree: Tree) -> None:
+def test_the_processor_is_read_for_the_address_space_not_for_placing(tree: Tree) -> None:
     folder = tree.root / "devices/system/cpu"
     folder.mkdir()
     (folder / "modalias").write_text("cpu:type:x86,ven0000fam0006mod008F:feature:,0000\n")
-    assert discover.recorded(str(tree.root))(HostQuery(details=False)).cpu is None
+    read = discover.recorded(str(tree.root))
+    assert read(HostQuery(details=False, address_bits=False)).cpu is None
+    assert read(HostQuery(details=False)).cpu == HostCpu("GenuineIntel", 6, 143)
 
 
 def test_this_machines_processor() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from pcinuma.mmio import GIB, MIB, Need, Region, fits, guest_bits, is_high, judged, need, ovmf_window
+from pcinuma.mmio import GIB, MIB, Need, Region, fits, guest_bits, is_high, judged, memory_end, need, ovmf_window
 from pcinuma.model import (
     Attachment,
     Bar,
     Device,
     Domain,
     GuestCpu,
+    HostCpu,
     HostFunction,
     HostTopology,
     PciAddress,
@@ -29,8 +30,11 @@ def guest(
     return Domain(arch, machine, (), {}, {}, (), (), (), cpu=cpu, is_uefi=uefi, memory=memory)
 
 
-def host(bits: int | None, *functions: HostFunction) -> HostTopology:
-    return HostTopology({}, {function.address: function for function in functions}, address_bits=bits)
+INTEL, AMD = HostCpu("GenuineIntel", 6, 143), HostCpu("AuthenticAMD", 25, 17)
+
+
+def host(bits: int | None, *functions: HostFunction, cpu: HostCpu | None = INTEL) -> HostTopology:
+    return HostTopology({}, {function.address: function for function in functions}, address_bits=bits, cpu=cpu)
 
 
 @pytest.mark.parametrize(
@@ -103,17 +107,17 @@ def test_ovmfs_window(bits: int, memory_end: int, gib: int) -> None:
     ],
 )
 def test_what_fits(domain: Domain, bits: int, size: int, align: int, expected: bool) -> None:
-    assert fits(Need((Region(size, align),), (), 0), bits, domain) == expected
+    assert fits(Need((Region(size, align),), (), 0), bits, domain, amd=False) == expected
 
 
 def test_root_buses_share_one_region_under_seabios_and_follow_each_other_under_ovmf() -> None:
     """Small before large: OVMF keeps the order of the root buses, SeaBIOS sorts by alignment."""
     wanted = Need((Region(GIB, GIB), Region(511 * GIB, 256 * GIB)), (), 0)
     # OVMF: 1, a gap up to 256, 511 more: 767 and one for the rest
-    assert not fits(wanted, 42, guest(uefi=True))
-    assert fits(wanted, 43, guest(uefi=True))
+    assert not fits(wanted, 42, guest(uefi=True), amd=False)
+    assert fits(wanted, 43, guest(uefi=True), amd=False)
     # SeaBIOS: from 256 on, 511 and 1: 768
-    assert fits(wanted, 40, guest())
+    assert fits(wanted, 40, guest(), amd=False)
 
 
 def placed(element: int, *bars: Bar) -> tuple[Placement, HostFunction]:
@@ -136,7 +140,7 @@ def test_seabios_rounds_a_window_up_to_its_alignment(rounded: bool, mib: int) ->
     )
     one, function = placed(1, *bars)
     expander = PlannedExpander("", 1, 254, 0, (port(2, 1, "pcie-root-port", one),))
-    wanted = need([one], [expander], host(46, function), rounded=rounded)
+    wanted = need([one], [expander], host(46, function), least=MIB if rounded else None)
     assert wanted.high == (Region(mib * MIB, 2 * MIB), Region(0, 1))
     # a bridge's window is a MiB at least
     assert wanted.low == (Region(MIB, MIB), Region(0, 1))
@@ -153,7 +157,7 @@ def test_what_is_behind_a_switch_counts_and_what_has_no_bars_on_record_is_said()
         port(6, 1, "pcie-root-port", bare),
     )
     wanted = need(
-        [one, two, bare], [PlannedExpander("", 1, 249, 0, ports)], host(46, of_one, of_two, of_bare), rounded=True
+        [one, two, bare], [PlannedExpander("", 1, 249, 0, ports)], host(46, of_one, of_two, of_bare), least=MIB
     )
     assert wanted.high == (Region(128 * GIB, 64 * GIB), Region(0, 1))
     assert (wanted.total, wanted.unknown) == (128 * GIB, 1)
@@ -161,7 +165,7 @@ def test_what_is_behind_a_switch_counts_and_what_has_no_bars_on_record_is_said()
 
 def test_a_device_that_stays_is_on_a_port_of_bus_0() -> None:
     one, function = placed(1, Bar(0, 64 * GIB, MEMORY | PREFETCHABLE | WIDE))
-    assert need([one], [], host(46, function), rounded=False).high == (Region(64 * GIB, 64 * GIB),)
+    assert need([one], [], host(46, function), least=None).high == (Region(64 * GIB, 64 * GIB),)
 
 
 def test_what_is_said_of_too_much() -> None:
@@ -185,12 +189,62 @@ def test_what_is_said_of_too_much() -> None:
 
 
 def test_nothing_holds_more_than_52_bits() -> None:
-    """2 PiB from 2 PiB on end at 4 PiB, which is 52 bits; twice that fits nowhere."""
-    for size, wanted in ((1 << 51, 52), (1 << 52, None)):
+    """256 TiB and one GiB for the rest are more than an eighth of 51 bits; 512 TiB are all of an eighth of 52."""
+    for size, wanted in ((1 << 48, 52), (1 << 49, None)):
         one, function = placed(1, Bar(0, size, MEMORY | PREFETCHABLE | WIDE))
-        findings, bits = judged(guest(), host(None, function), [one], [], apply=True)
+        findings, bits = judged(guest(uefi=True), host(None, function), [one], [], apply=True)
         assert bits == wanted
         assert findings[0].severity == ("info" if wanted else "warning")
+
+
+def test_seabios_uses_46_bits_at_most() -> None:
+    """32 TiB of 64; and 64 beside the memory, which no number of bits makes room for."""
+    for size, wanted in ((1 << 45, 46), (1 << 46, None)):
+        one, function = placed(1, Bar(0, size, MEMORY | PREFETCHABLE | WIDE))
+        findings, bits = judged(guest(memory=16 * GIB), host(None, function), [one], [], apply=True)
+        assert bits == wanted
+        assert findings[0].severity == ("info" if wanted else "warning")
+
+
+@pytest.mark.parametrize(
+    ("memory", "amd", "end"),
+    [
+        (8 * GIB, True, 12 * GIB),
+        # 4 and 975 GiB of memory, then 32 for devices: 1011; AMD's range begins at 1012 and ends at 1024
+        (975 * GIB, True, 979 * GIB),
+        (976 * GIB, True, 2000 * GIB),
+        (976 * GIB, False, 980 * GIB),
+    ],
+)
+def test_where_the_memory_ends(memory: int, amd: bool, end: int) -> None:
+    assert memory_end(guest(memory=memory), amd=amd) == end
+
+
+@pytest.mark.parametrize(
+    ("cpu", "count", "message", "wanted"),
+    [
+        # as booted: three of 128 GiB lose one in an AMD guest of 40 bits, two none
+        (AMD, 2, None, None),
+        (AMD, 3, "for which SeaBIOS from 1.16.3 on finds no room at the end of 40 address bits", 41),
+        # who the CPU is from is not known: it may be AMD's
+        (None, 3, "for which SeaBIOS from 1.16.3 on finds no room at the end of 40 address bits", 41),
+        # of an Intel CPU SeaBIOS does not believe 40 bits
+        (INTEL, 3, None, None),
+        (INTEL, 7, None, None),
+        (INTEL, 8, "the guest has 1 TiB with 40 address bits, memory included", 41),
+        # room of 1280 GiB at the end of 2048 would begin below 1024, in AMD's range
+        (AMD, 8, "the guest has 1 TiB with 40 address bits, memory included", 42),
+    ],
+)
+def test_newer_seabios_takes_room_at_the_end(
+    cpu: HostCpu | None, count: int, message: str | None, wanted: int | None
+) -> None:
+    made = [placed(number, Bar(0, 128 * GIB, MEMORY | PREFETCHABLE | WIDE)) for number in range(count)]
+    topology = host(46, *(function for _, function in made), cpu=cpu)
+    findings, bits = judged(guest(memory=16 * GIB), topology, [one for one, _ in made], [], apply=True)
+    assert bits == wanted
+    assert [message in finding.message for finding in findings if message] == ([True] if message else [])
+    assert bool(findings) == bool(message)
 
 
 def test_the_virt_machine_has_a_window_of_its_own() -> None:
@@ -220,5 +274,5 @@ def test_a_window_behind_a_switch_is_rounded_too(rounded: bool, mib: int) -> Non
         port(3, 2, "pcie-switch-upstream-port"),
         port(4, 3, "pcie-switch-downstream-port", one),
     )
-    wanted = need([one], [PlannedExpander("", 1, 252, 0, ports)], host(46, function), rounded=rounded)
+    wanted = need([one], [PlannedExpander("", 1, 252, 0, ports)], host(46, function), least=MIB if rounded else None)
     assert wanted.high[0] == Region(mib * MIB, 2 * MIB)
