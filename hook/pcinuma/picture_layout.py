@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pcinuma.picture import Box, Leaf, Panel, Scene
-from pcinuma.picture_rows import WORTH, Row, aligned
+from pcinuma.picture_rows import Row, aligned
 from pcinuma.picture_text import EM, SIZE, SMALL, text_width, wrapped
 
 MARGIN, PAD = 20, 9
 GAP, GAP_MOST, GAP_A_BEND = 56, 200, 0.2
 """The room between columns: with straight lines, at most, and what it grows by for each unit that a line falls."""
-CHIP, ROW, NOTE, LOOSE = 22, WORTH, 14, 7
+CHIP, ROW, NOTE, LOOSE = 22, 27, 14, 7
 """The height of a device, of its row, of a line of a note below it, and the room after a note."""
 HEAD, SUBHEAD, TAIL, BETWEEN = 44, 20, 5, 12
 """The heights of an outer box's head, an inner one's, of a box's foot, the room between outer boxes."""

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-WORTH = 27.0
-"""The blank space that a line kept straight may cost: a row's height."""
+WORTH = 20.0
+"""The blank space that a line kept straight may cost: less than a row, so that no row is skipped for one line alone."""
 
 
 @dataclass(frozen=True, slots=True)

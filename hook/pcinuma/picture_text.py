@@ -23,12 +23,12 @@ _NARROW = "…›≈·–"
 
 def is_plain(text: str) -> bool:
     """Whether a monospaced font is sure to have all of it."""
-    return all(c.isascii() or c in _NARROW for c in text)
+    return text.isascii() or all(c.isascii() or c in _NARROW for c in text)
 
 
 def text_width(text: str, size: float) -> float:
     """At least the width of monospaced text; what no such font has is taken for a whole square."""
-    return sum(map(_em, text)) * size
+    return (len(text) * EM if text.isascii() else sum(map(_em, text))) * size
 
 
 def _em(character: str) -> float:

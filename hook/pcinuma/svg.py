@@ -60,10 +60,12 @@ def draw(scene: Scene) -> str:
     for line in headline:
         pen.text(line, MARGIN, y, "h", size=20, font=EM_SANS)
         y += 26
-    if refusal:
+    if refusal and scene.refusal is not None:
+        pen.group(_finding_text(scene.refusal))
         pen.shape("rect", "refusal", x=MARGIN, y=y - 14, width=inner, height=len(refusal) * 17 + 14)
         for number, line in enumerate(refusal):
             pen.text(line, MARGIN + 12, y + 5 + 17 * number, "alarm")
+        pen.end()
     for column in (layout.before, layout.host, layout.after):
         pen.heading(column, top)
         for placed in column.boxes:
@@ -206,10 +208,12 @@ class _Pen:
             look += " broken"
         half, y1, y2 = written((out + into) / 2), written(start[1]), written(end[1])
         bend = "" if y1 == y2 else f"H{written(out)}C{half},{y1} {half},{y2} {written(into)},{y2}"
+        self.group(f"{leaf.device.number}: {leaf.device.label}, {leaf.words}")
         line = self.shape("path", look, d=f"M{written(start[0])},{y1}{bend}H{written(end[0])}")
         if leaf.fit != "aligned":
             # all dashes in step where the bends begin: lines that run in a bundle would fill each other's gaps
             line.set("stroke-dashoffset", written((start[0] - out) % DASH))
+        self.end()
 
     def chip(self, chip: PlacedLeaf, side: int) -> None:
         leaf = chip.leaf
@@ -222,9 +226,7 @@ class _Pen:
             self.mark(leaf.fit, x + MARK / 2 + 1 if side > 0 else x + chip.width - MARK / 2 - 1, chip.middle)
             x += MARK if side > 0 else 0
         widths = self._layout.widths
-        self.badge(
-            leaf.device.host_node, x + 4 + widths.badge / 2, chip.middle, str(leaf.device.number), widths.badge
-        )
+        self.badge(leaf.device.host_node, x + 4 + widths.badge / 2, chip.middle, str(leaf.device.number), widths.badge)
         x += widths.badge + 9
         if leaf.fit is None:
             self.text(shortened(leaf.device.label, widths.label + 1, SIZE), x, base, "b")
@@ -273,9 +275,11 @@ class _Pen:
         y += 4
         for finding in found[:_FINDINGS]:
             y += 4
+            self.group(_finding_text(finding))
             for line in _finding_lines(finding, self._layout.width - 2 * MARGIN, 3):
                 y += 16
                 self.text(line, MARGIN, y)
+            self.end()
         if len(found) > _FINDINGS:
             y += 20
             self.text(f"and {len(found) - _FINDINGS} more, see the report", MARGIN, y, "dim")
@@ -335,5 +339,9 @@ def _tip(leaf: Leaf) -> str:
 
 
 def _finding_lines(finding: Finding, width: float, limit: int) -> tuple[str, ...]:
+    return wrapped(_finding_text(finding), width, SIZE, limit)
+
+
+def _finding_text(finding: Finding) -> str:
     hint = f" ({finding.hint})" if finding.hint else ""
-    return wrapped(one_line(f"{finding.severity}: {finding.code}: {finding.message}{hint}"), width, SIZE, limit)
+    return one_line(f"{finding.severity}: {finding.code}: {finding.message}{hint}")

@@ -166,6 +166,7 @@ def css() -> str:
             (".sign", "fill:none;stroke-width:2;stroke-linecap:round;stroke-linejoin:round"),
             (".line", "fill:none;stroke:currentColor;stroke-width:2"),
             (".broken", f"stroke-dasharray:{DASH // 2} {DASH // 2};stroke-width:1.6"),
+            (".line:hover", "stroke-width:4"),
             (".wire", "fill:none;stroke-width:1.5"),
             (".refusal", "fill:none;stroke-width:3"),
         )
