@@ -119,7 +119,7 @@ def laid_out(scene: Scene, top: float, bars: float) -> Layout:
     before.x = MARGIN
     host.x = before.x + before.width + _gap(heights[0], heights[1])
     after.x = host.x + host.width + _gap(heights[0], heights[2])
-    columns = [flow.column() for flow in (before, host, after)]
+    columns = (before.column(), host.column(), after.column())
     bottom = max(column.bottom for column in columns)
     return Layout(*columns, after.x + after.width + MARGIN, bottom, widths)
 
