@@ -126,7 +126,7 @@ def laid_out(scene: Scene, top: float, bars: float) -> Layout:
 
 def _widths(scene: Scene, bars: float) -> Widths:
     guests = [*scene.before.leaves, *scene.after.leaves]
-    last = str(len(scene.host.leaves))
+    last = str(max((leaf.device.number for leaf in scene.host.leaves), default=0))
     ports = [f"port {leaf.port.index}" for leaf in guests if leaf.port is not None]
     label = max((text_width(leaf.device.label, SIZE) for leaf in scene.host.leaves), default=0)
 

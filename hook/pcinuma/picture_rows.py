@@ -24,14 +24,20 @@ class Row:
 
 
 def aligned(host: Sequence[Row], guests: Sequence[Sequence[Row]]) -> tuple[dict[int, float], ...]:
-    """The heights by number, from the columns' top, of the host's rows and of those of each guest.
+    """The heights by number, from the columns' top, of the host's rows and of those of each guest. Each column has each
+    number once.
 
     A guest's row comes to the host's height where the rows of both are in one order, and the blank space for it is
     due to heads and notes alone, or not more than :data:`WORTH` for each line of the run that it puts straight. Else it
     stands right below the row above, and its line is bent. Takes n log n steps.
     """
     middle = _Column(host, set())
-    columns = [_Column(rows, _longest_ascent([row.number for row in rows])) for rows in guests]
+    # of the host's order, whatever numbers a result file has
+    place = {row.number: place for place, row in enumerate(host)}
+    columns = [
+        _Column(rows, {host[at].number for at in _longest_ascent([place[row.number] for row in rows])})
+        for rows in guests
+    ]
     runs = [_runs(host, rows) for rows in guests]
     before: int | None = None
     for row in host:

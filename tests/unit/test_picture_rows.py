@@ -77,5 +77,12 @@ def test_lines_are_straight_again_after_what_is_crossed() -> None:
     assert [number for number in host if host[number] == guest[number]] == [1, 4, 5]
 
 
+def test_numbers_need_not_ascend() -> None:
+    """A result file's are whatever it says: it is the order on the host that counts."""
+    host, guest, other = aligned(column(30, 7, 11), [column(30, 7, 11), column(7, 11, 30)])
+    assert host == guest == {30: 60, 7: 87, 11: 114}
+    assert other == {7: 87, 11: 114, 30: 141}
+
+
 def test_no_columns_and_no_rows() -> None:
     assert aligned([], [[], []]) == ({}, {}, {})
