@@ -21,8 +21,6 @@ CHIP, ROW, NOTE, LOOSE = 22, 27, 14, 7
 """The height of a device, of its row, of a line of a note below it, and the room after a note."""
 HEAD, SUBHEAD, TAIL, BETWEEN = 44, 20, 5, 12
 """The heights of an outer box's head, an inner one's, of a box's foot, the room between outer boxes."""
-APART = 2 * ROW
-"""Blank space from which on it is before the box in which a row stands, not in it; at the top, twice as much."""
 MARK, BADGE, PORT = 24, 30, 54
 """The widths of the mark; the least ones of the badge, of the port beside a guest's device."""
 PORT_SIZE = 10
@@ -113,8 +111,13 @@ def laid_out(scene: Scene, top: float, bars: float) -> Layout:
     flows = [_Flow(panel, _column_width(panel, content), side, widths) for panel, content, side in sides]
     host_rows, *guest_rows = (flow.rows for flow in flows)
     heights = aligned(host_rows, guest_rows)
+    tallest: dict[tuple[int, float], float] = {}
     for flow, placed in zip(flows, heights, strict=True):
-        flow.fill(top, placed)
+        for number, heads in flow.heads.items():
+            at = (number, placed[number])
+            tallest[at] = max(heads, tallest.get(at, 0.0))
+    for flow, placed in zip(flows, heights, strict=True):
+        flow.fill(top, placed, tallest)
     host, before, after = flows
     before.x = MARGIN
     host.x = before.x + before.width + _gap(heights[0], heights[1])
@@ -173,6 +176,9 @@ class _Flow:
         self._leaves: list[tuple[Leaf, int, float]] = []
         self._bottom = 0.0
         self.rows = self._measured()
+        self._begins = dict(self._first_boxes())
+        self.heads = dict(self._begins.values())
+        """The height of the heads right above a device, by its number, where there are any."""
 
     def _measured(self) -> list[Row]:
         """The rows, when nothing is kept apart."""
@@ -198,17 +204,18 @@ class _Flow:
     def _port(self, leaf: Leaf) -> float:
         return self._widths.port if self._side and leaf.port is not None else 0.0
 
-    def fill(self, top: float, heights: Mapping[int, float]) -> None:
-        """Place all from ``top`` down, the devices at these heights below it."""
+    def fill(self, top: float, heights: Mapping[int, float], tallest: Mapping[tuple[int, float], float]) -> None:
+        """Place all from ``top`` down, the devices at these heights below it. ``tallest`` is, for a device at a height,
+        the height of the heads right above it in the column where that is greatest."""
         y, bottom = top, top
         open_boxes: list[tuple[Box, float]] = []
-        # the blank space is before the outermost of the boxes that a row begins: their heads stay with their devices
-        begins = self._begins()
         row = iter(self.rows)
         for number, item in enumerate(self._items):
-            if number in begins:
-                blank = top + heights[begins[number][0]] - (y + begins[number][1])
-                y += blank if blank > (APART if y > top else 2 * APART) else 0
+            if number in self._begins:
+                # blank space is before the outermost box, whose head stays with its device; but boxes of one device
+                # begin at one height, those with lower heads with blank space in them
+                device, _ = self._begins[number]
+                y = max(y, top + heights[device] - tallest[device, heights[device]])
             if isinstance(item, Box):
                 open_boxes.append((item, y))
                 y += _head(len(open_boxes) - 1)
@@ -224,9 +231,8 @@ class _Flow:
                 y += _after(len(open_boxes))
         self._bottom = bottom
 
-    def _begins(self) -> dict[int, tuple[int, float]]:
-        """By the place of the outermost box that begins right before a device: the device, the height of the heads."""
-        found: dict[int, tuple[int, float]] = {}
+    def _first_boxes(self) -> Iterator[tuple[int, tuple[int, float]]]:
+        """The place of the outermost box that begins right before a device, the device, the height of the heads."""
         depth, first, heads = 0, -1, 0.0
         for number, item in enumerate(self._items):
             if isinstance(item, Box):
@@ -235,12 +241,11 @@ class _Flow:
                 depth += 1
             elif isinstance(item, Leaf):
                 if first >= 0:
-                    found[first] = (item.device.number, heads)
+                    yield first, (item.device.number, heads)
                 first = -1
             else:
                 depth -= 1
                 first = -1
-        return found
 
     def column(self) -> Column:
         boxes = [

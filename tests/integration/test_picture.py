@@ -212,8 +212,16 @@ def test_the_measure_sees_what_runs_into_something(page: Page, shown: Callable[.
     assert all(part in found for part in ("text over text", "leaves its box: text xxx", "line through"))
 
 
-@pytest.mark.parametrize("name", ("16-refused", "24-dealt", "nasty-names", "wide-names", "no-device"))
-@pytest.mark.parametrize("media", ("screen", "print"))
+@pytest.mark.parametrize(
+    "name, media",
+    [
+        ("16-refused", "screen"),
+        ("24-dealt", "screen"),
+        ("nasty-names", "print"),
+        ("wide-names", "print"),
+        ("33-nodes", "screen"),
+    ],
+)
 def test_a_wide_font_stands_in(page: Page, shown: Callable[..., Any], name: str, media: str) -> None:
     """Where there is no monospaced font: the widest bold face there is here, its letters set apart to be wider still."""
     shown(name, "dark", media)
@@ -267,6 +275,24 @@ def test_lines_are_straight_where_the_orders_agree(page: Page, shown: Callable[.
     """Whatever heads and notes the columns have; what is left on bus 0 comes last on this host as well."""
     shown(name)
     assert {form for _, _, form in page.evaluate(JOINED)} == {"straight"}
+
+
+def test_a_cell_begins_beside_its_host_node(page: Page, shown: Callable[..., Any]) -> None:
+    """Where their devices are in one order: whatever is nested in either. Node 7 and bus 0 follow them."""
+    shown("28-half-the-nodes")
+    tops = page.evaluate(
+        """() => Object.fromEntries([...document.querySelectorAll('.outer')].map(box => [
+          box.parentNode.querySelector('title').textContent.split(':')[0] + (box.getAttribute('x') < 300 ? ' before' : ''),
+          box.getBoundingClientRect().top]))"""
+    )
+    assert tops["host node 3"] == tops["cell 3"] == tops["bus 0 before"]
+    for of_host, of_guest in (
+        ("host node 2", "cell 2"),
+        ("host node 1", "cell 1"),
+        ("host node 0", "cell 0"),
+        ("host node 7", "bus 0"),
+    ):
+        assert tops[of_host] == tops[of_guest], of_host
 
 
 def test_one_device_out_of_order_bends_one_line(page: Page, shown: Callable[..., Any]) -> None:
