@@ -41,8 +41,8 @@ _LEGEND: tuple[tuple[Fit, str], ...] = (
     ("unknown", "host node unknown"),
 )
 _KEY = (
-    "A number is a device, the same in all trees; shape and colour are its host node, as host 0 says in words. Lines:"
-    " solid aligned, dashed not."
+    "A number is a device, the same in all trees; shape and colour are its host node, which each device of a guest has"
+    " in words as well. Lines: solid aligned, dashed not."
 )
 
 
