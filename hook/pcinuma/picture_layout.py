@@ -1,33 +1,35 @@
 """Where the boxes and devices of a `picture` stand: three columns, the guest before, the host, the guest after.
 
-A device has one row. Where a column's order allows, its row has one height in all columns, so that the line from the
-host runs straight. Lengths are SVG user units, pixels at scale 1; text is measured by estimate, never too small.
+A device has one row. Where the order of a guest agrees with the host's its row has one height in both, so that the line
+from the host runs straight; where it would tear the columns apart they are compact, and the lines cross between them
+(`picture_rows`). Lengths are SVG user units, pixels at scale 1.
 """
 
 from __future__ import annotations
 
-import unicodedata
-from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pcinuma.picture import Box, Leaf, Panel, Scene
+from pcinuma.picture_rows import Row, aligned
+from pcinuma.picture_text import EM, SIZE, SMALL, text_width, wrapped
 
-EM = 0.62
-"""The width of a character of the monospaced fonts named in the picture, in font sizes (DejaVu Sans Mono: 0.602)."""
-EM_SANS = 0.70
-"""The mean width of a line of bold DejaVu Sans, the widest of the fonts that stand in for a system's own."""
-SIZE, SMALL = 12, 11
-"""Font sizes."""
-
-MARGIN, GAP, PAD = 20, 68, 9
+MARGIN, PAD = 20, 9
+GAP, GAP_MOST, GAP_A_BEND = 56, 200, 0.2
+"""The room between columns: with straight lines, at most, and what it grows by for each unit that a line falls."""
 CHIP, ROW, NOTE, LOOSE = 22, 27, 14, 7
 """The height of a device, of its row, of a line of a note below it, and the room after a note."""
 HEAD, SUBHEAD, TAIL, BETWEEN = 44, 20, 5, 12
 """The heights of an outer box's head, an inner one's, of a box's foot, the room between outer boxes."""
-MARK, BADGE, PORT = 24, 36, 54
-"""The widths of the mark, of the badge with its room, of the port beside a guest's device."""
-LABEL_LIMIT, ALIAS_LIMIT, NOTE_LIMIT = 20, 22, 3
+MARK, BADGE, PORT = 24, 30, 54
+"""The widths of the mark; the least ones of the badge, of the port beside a guest's device."""
+PORT_SIZE = 10
+"""The font size of a port's name."""
+SPACE = 10
+"""The room between the texts of a device."""
+EDGES = 17
+"""The room before and after a device's badge, and after its last text."""
+LABEL_LIMIT, ALIAS_LIMIT, NOTE_LIMIT = 24, 26, 3
 """Characters of a host label and of an alias, lines of a note; what is longer is cut."""
 
 
@@ -67,70 +69,87 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """``label`` and ``address`` are the widths of these texts in the host's and in the guests' chips."""
+class Widths:
+    """Of parts that are equal in all devices: the badge, the port with its wire, the label of the host's devices, the
+    guest's address, the host node in words, the guest's node in words."""
 
+    badge: float
+    port: float
+    label: float
+    address: float
+    host: float
+    node: float
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
     before: Column
     host: Column
     after: Column
     width: float
     bottom: float
-    label: float
-    address: float
+    widths: Widths
 
 
-def text_width(text: str, size: float) -> float:
-    """At least the width of monospaced text; what no such font has is taken for a whole square."""
-    return sum(EM if c.isascii() or c in "…›≈·–" else 0.0 if unicodedata.combining(c) else 1.05 for c in text) * size
+def host_words(leaf: Leaf) -> str:
+    """The host node of a guest's device, for its shape and its colour may be another's too."""
+    return f"host {'?' if leaf.device.host_node is None else leaf.device.host_node}"
 
 
-def cut(text: str, width: float, size: float) -> str:
-    """``text`` as far as it fits, with … where it does not."""
-    if text_width(text, size) <= width:
-        return text
-    while text and text_width(text + "…", size) > width:
-        text = text[:-1]
-    return text + "…"
+def node_words(leaf: Leaf) -> str:
+    return f"numa_node {leaf.numa_node}"
 
 
-def wrapped(text: str, width: float, size: float, limit: int) -> tuple[str, ...]:
-    """``text`` in lines that fit, ``limit`` at most."""
-    lines: list[str] = []
-    rest = text.split()
-    while rest:
-        if len(lines) == limit - 1:
-            return (*lines, cut(" ".join(rest), width, size))
-        count = 1
-        while count < len(rest) and text_width(" ".join(rest[: count + 1]), size) <= width:
-            count += 1
-        lines.append(cut(" ".join(rest[:count]), width, size))
-        rest = rest[count:]
-    return tuple(lines)
+def laid_out(scene: Scene, top: float, bars: float) -> Layout:
+    """The columns, from ``top`` down. ``bars`` is the width that a badge needs beside its number."""
+    widths = _widths(scene, bars)
+    alias = max((text_width(leaf.device.alias or "", SIZE) for leaf in scene.host.leaves), default=0)
+    both = EDGES + widths.badge + SPACE
+    host_width = max(230.0, both + widths.label + min(alias, ALIAS_LIMIT * SIZE * EM))
+    guest_width = both + MARK + widths.address + widths.host + SPACE + widths.node + widths.port
+    sides = ((scene.host, host_width, 0), (scene.before, guest_width, -1), (scene.after, guest_width, 1))
+    flows = [_Flow(panel, _column_width(panel, content), side, widths) for panel, content, side in sides]
+    host_rows, *guest_rows = (flow.rows for flow in flows)
+    heights = aligned(host_rows, guest_rows)
+    tallest: dict[tuple[int, float], float] = {}
+    for flow, placed in zip(flows, heights, strict=True):
+        for number, heads in flow.heads.items():
+            at = (number, placed[number])
+            tallest[at] = max(heads, tallest.get(at, 0.0))
+    for flow, placed in zip(flows, heights, strict=True):
+        flow.fill(top, placed, tallest)
+    host, before, after = flows
+    before.x = MARGIN
+    host.x = before.x + before.width + _gap(heights[0], heights[1])
+    after.x = host.x + host.width + _gap(heights[0], heights[2])
+    columns = (before.column(), host.column(), after.column())
+    bottom = max(column.bottom for column in columns)
+    return Layout(*columns, after.x + after.width + MARGIN, bottom, widths)
 
 
-def laid_out(scene: Scene, top: float) -> Layout:
-    """The columns, from ``top`` down."""
-    devices = [leaf.device for leaf in scene.host.leaves]
-    label = max((min(len(d.label), LABEL_LIMIT) for d in devices), default=12) * SIZE * EM
-    alias = max((min(text_width(d.alias or "", SIZE), ALIAS_LIMIT * SIZE * EM) for d in devices), default=0)
+def _widths(scene: Scene, bars: float) -> Widths:
     guests = [*scene.before.leaves, *scene.after.leaves]
-    address = max((text_width(leaf.address, SIZE) for leaf in guests), default=12 * SIZE * EM)
-    host_width = max(230.0, BADGE + label + 10 + alias + 8)
-    guest_width = MARK + BADGE + address + 10 + text_width("numa_node -1", SIZE) + 8
-    widths = [
-        _column_width(scene.before, guest_width + PORT),
-        _column_width(scene.host, host_width),
-        _column_width(scene.after, guest_width + PORT),
-    ]
-    flows = []
-    x = float(MARGIN)
-    for panel, width, side in zip((scene.before, scene.host, scene.after), widths, (-1, 0, 1), strict=True):
-        flows.append(_Flow(panel, x, width, top, side))
-        x += width + GAP
-    _align(flows, [device.number for device in devices])
-    before, host, after = (flow.column() for flow in flows)
-    bottom = max(column.bottom for column in (before, host, after))
-    return Layout(before, host, after, x - GAP + MARGIN, bottom, label, address)
+    last = str(max((leaf.device.number for leaf in scene.host.leaves), default=0))
+    ports = [f"port {leaf.port.index}" for leaf in guests if leaf.port is not None]
+    label = max((text_width(leaf.device.label, SIZE) for leaf in scene.host.leaves), default=0)
+
+    def widest(texts: list[str]) -> float:
+        return max((text_width(text, SIZE) for text in texts), default=0)
+
+    return Widths(
+        badge=max(BADGE, text_width(last, SMALL) + 12 + bars),
+        port=max(PORT, *(text_width(port, PORT_SIZE) + 11 for port in ports), 0),
+        label=min(max(label, 12 * SIZE * EM), LABEL_LIMIT * SIZE * EM),
+        address=max(widest([leaf.address for leaf in guests]), 12 * SIZE * EM),
+        host=widest([host_words(leaf) for leaf in guests]),
+        node=widest([node_words(leaf) for leaf in guests]),
+    )
+
+
+def _gap(host: Mapping[int, float], guest: Mapping[int, float]) -> float:
+    """The room between the host's column and a guest's: more where the lines between them are steep."""
+    falls = max((abs(host[number] - y) for number, y in guest.items()), default=0.0)
+    return round(min(GAP + GAP_A_BEND * falls, GAP_MOST), 1)
 
 
 def _column_width(panel: Panel, content: float) -> float:
@@ -140,98 +159,126 @@ def _column_width(panel: Panel, content: float) -> float:
     return round(content + 2 * PAD * max((depth(box) for box in panel.boxes), default=1), 1)
 
 
+_Item = Box | Leaf | None
+"""A box that begins, a device, the end of the box that began last."""
+
+
 class _Flow:
-    """One column, filled from the top. ``side`` says where the ports stand: left (-1), right (1), nowhere (0)."""
+    """One column. ``side`` says where the ports stand: left (-1), right (1), nowhere (0). ``x`` is given to it last."""
 
-    def __init__(self, panel: Panel, x: float, width: float, top: float, side: int) -> None:
-        self._panel, self._x, self._width, self._side = panel, x, width, side
-        self._y = top
-        self._boxes: list[PlacedBox] = []
-        self._leaves: list[PlacedLeaf] = []
-        self._open: list[tuple[Box, float]] = []
-        self._items: list[Box | Leaf | None] = []
-        for box in panel.boxes:
-            self._unroll(box)
-        self._next = 0
+    def __init__(self, panel: Panel, width: float, side: int, widths: Widths) -> None:
+        self.x = 0.0
+        self.width = width
+        self._panel, self._side, self._widths = panel, side, widths
+        self._items = [item for box in panel.boxes for item in _unrolled(box)]
+        self._notes: dict[int, tuple[str, ...]] = {}
+        self._boxes: list[tuple[Box, int, float, float]] = []
+        self._leaves: list[tuple[Leaf, int, float]] = []
+        self._bottom = 0.0
+        self.rows = self._measured()
+        self._begins = dict(self._first_boxes())
+        self.heads = dict(self._begins.values())
+        """The height of the heads right above a device, by its number, where there are any."""
 
-    def _unroll(self, box: Box) -> None:
-        self._items.append(box)
-        for child in box.children:
-            if isinstance(child, Box):
-                self._unroll(child)
+    def _measured(self) -> list[Row]:
+        """The rows, when nothing is kept apart."""
+        rows = []
+        open_boxes: list[Box] = []
+        lead = 0.0
+        for item in self._items:
+            if isinstance(item, Leaf):
+                depth = len(open_boxes)
+                room = self.width - 2 * PAD * depth - self._port(item) - 8
+                notes = wrapped(item.note or "", room, SMALL, NOTE_LIMIT)
+                self._notes[item.device.number] = notes
+                rows.append(Row(item.device.number, lead, ROW + NOTE * len(notes) + (LOOSE if notes else 0)))
+                lead = 0.0
+            elif isinstance(item, Box):
+                lead += _head(len(open_boxes))
+                open_boxes.append(item)
             else:
-                self._items.append(child)
-        self._items.append(None)
+                box = open_boxes.pop()
+                lead += _foot(box) + _after(len(open_boxes))
+        return rows
 
-    def order(self) -> list[int]:
-        return [item.device.number for item in self._items if isinstance(item, Leaf)]
+    def _port(self, leaf: Leaf) -> float:
+        return self._widths.port if self._side and leaf.port is not None else 0.0
 
-    def advance(self, number: int | None) -> float:
-        """Place all that comes before the device of this number, or all; the height that is reached."""
-        while self._next < len(self._items):
-            item = self._items[self._next]
-            if isinstance(item, Leaf) and item.device.number == number:
-                break
-            self._step(item)
-        return self._y
+    def fill(self, top: float, heights: Mapping[int, float], tallest: Mapping[tuple[int, float], float]) -> None:
+        """Place all from ``top`` down, the devices at these heights below it. ``tallest`` is, for a device at a height,
+        the height of the heads right above it in the column where that is greatest."""
+        y, bottom = top, top
+        open_boxes: list[tuple[Box, float]] = []
+        row = iter(self.rows)
+        for number, item in enumerate(self._items):
+            if number in self._begins:
+                # blank space is before the outermost box, whose head stays with its device; but boxes of one device
+                # begin at one height, those with lower heads with blank space in them
+                device, _ = self._begins[number]
+                y = max(y, top + heights[device] - tallest[device, heights[device]])
+            if isinstance(item, Box):
+                open_boxes.append((item, y))
+                y += _head(len(open_boxes) - 1)
+            elif isinstance(item, Leaf):
+                y = top + heights[item.device.number]
+                self._leaves.append((item, len(open_boxes), y))
+                y += next(row).height
+            else:
+                box, began = open_boxes.pop()
+                y += _foot(box)
+                self._boxes.append((box, len(open_boxes), began, y))
+                bottom = y
+                y += _after(len(open_boxes))
+        self._bottom = bottom
 
-    def place(self, y: float) -> None:
-        """Place the next device at this height."""
-        self._y = y
-        self._step(self._items[self._next])
-
-    def _step(self, item: Box | Leaf | None) -> None:
-        self._next += 1
-        if isinstance(item, Box):
-            self._open.append((item, self._y))
-            self._y += SUBHEAD if len(self._open) > 1 else HEAD
-        elif isinstance(item, Leaf):
-            self._place_leaf(item)
-        else:
-            box, y = self._open.pop()
-            depth = len(self._open)
-            self._y += 0 if box.children and isinstance(box.children[-1], Box) else TAIL - (ROW - CHIP)
-            width = self._width - 2 * PAD * depth
-            self._boxes.append(PlacedBox(box, depth, self._x + PAD * depth, y, width, self._y - y))
-            self._y += TAIL if depth else BETWEEN
-
-    def _place_leaf(self, leaf: Leaf) -> None:
-        depth = len(self._open)
-        port = PORT if self._side and leaf.port is not None else 0
-        width = self._width - 2 * PAD * depth
-        x = self._x + PAD * depth + (port if self._side < 0 else 0)
-        notes = wrapped(leaf.note or "", width - port - 8, SMALL, NOTE_LIMIT)
-        self._leaves.append(PlacedLeaf(leaf, x, self._y, width - port, notes))
-        self._y += ROW + NOTE * len(notes) + (LOOSE if notes else 0)
+    def _first_boxes(self) -> Iterator[tuple[int, tuple[int, float]]]:
+        """The place of the outermost box that begins right before a device, the device, the height of the heads."""
+        depth, first, heads = 0, -1, 0.0
+        for number, item in enumerate(self._items):
+            if isinstance(item, Box):
+                first, heads = (number, 0.0) if first < 0 else (first, heads)
+                heads += _head(depth)
+                depth += 1
+            elif isinstance(item, Leaf):
+                if first >= 0:
+                    yield first, (item.device.number, heads)
+                first = -1
+            else:
+                depth -= 1
+                first = -1
 
     def column(self) -> Column:
-        boxes = sorted(self._boxes, key=lambda placed: placed.depth)
-        return Column(self._panel, self._x, self._width, tuple(boxes), tuple(self._leaves), self._y - BETWEEN)
+        boxes = [
+            PlacedBox(box, depth, self.x + PAD * depth, y, self.width - 2 * PAD * depth, end - y)
+            for box, depth, y, end in sorted(self._boxes, key=lambda placed: placed[1])
+        ]
+        leaves = []
+        for leaf, depth, y in self._leaves:
+            port = self._port(leaf)
+            x = self.x + PAD * depth + (port if self._side < 0 else 0)
+            width = self.width - 2 * PAD * depth - port
+            leaves.append(PlacedLeaf(leaf, x, y, width, self._notes[leaf.device.number]))
+        return Column(self._panel, self.x, self.width, tuple(boxes), tuple(leaves), self._bottom)
 
 
-def _align(flows: Sequence[_Flow], numbers: Sequence[int]) -> None:
-    """Give each device one height in every column whose order keeps it in line with the host's."""
-    held = [set(_longest_ascent(flow.order())) for flow in flows]
-    for number in numbers:
-        here = [flow for flow, in_line in zip(flows, held, strict=True) if number in in_line]
-        y = max(flow.advance(number) for flow in here)
-        for flow in here:
-            flow.place(y)
-    for flow in flows:
-        flow.advance(None)
+def _unrolled(box: Box) -> Iterator[_Item]:
+    yield box
+    for child in box.children:
+        if isinstance(child, Box):
+            yield from _unrolled(child)
+        else:
+            yield child
+    yield None
 
 
-def _longest_ascent(numbers: Sequence[int]) -> list[int]:
-    """The longest ascending selection of the numbers, in order (patience sorting)."""
-    tops: list[int] = []
-    below: dict[int, int | None] = {}
-    for number in numbers:
-        pile = bisect_left(tops, number)
-        below[number] = tops[pile - 1] if pile else None
-        tops[pile : pile + 1] = [number]
-    found: list[int] = []
-    at = tops[-1] if tops else None
-    while at is not None:
-        found.append(at)
-        at = below[at]
-    return found[::-1]
+def _head(depth: int) -> float:
+    return SUBHEAD if depth else HEAD
+
+
+def _foot(box: Box) -> float:
+    """What a box has below its last device; a box in it has a foot of its own, and room after it."""
+    return 0 if box.children and isinstance(box.children[-1], Box) else TAIL - (ROW - CHIP)
+
+
+def _after(depth: int) -> float:
+    return TAIL if depth else BETWEEN

@@ -11,26 +11,23 @@ from pcinuma.errors import one_line
 from pcinuma.model import Finding
 from pcinuma.picture import Fit, Leaf, Scene
 from pcinuma.picture_layout import (
-    BADGE,
     CHIP,
-    EM_SANS,
     MARGIN,
     MARK,
     NOTE,
     PAD,
-    PORT,
-    SIZE,
-    SMALL,
+    PORT_SIZE,
+    SPACE,
     Column,
     Layout,
     PlacedBox,
     PlacedLeaf,
-    cut,
+    host_words,
     laid_out,
-    text_width,
-    wrapped,
+    node_words,
 )
-from pcinuma.svg_looks import BAR, DASH, FORMS, MARKS, STYLES, css, moved, outline, tone_of, written
+from pcinuma.picture_text import EM_SANS, SIZE, SMALL, cut, is_plain, shortened, text_width, wrapped
+from pcinuma.svg_looks import DASH, FORMS, MARKS, STYLES, bars_of, css, is_hollow, moved, outline, tone_of, written
 
 _EMPTY = "no device"
 
@@ -44,27 +41,31 @@ _LEGEND: tuple[tuple[Fit, str], ...] = (
     ("unknown", "host node unknown"),
 )
 _KEY = (
-    "A number is a device, the same in all trees; shape and colour are its host node. Lines: solid aligned, dashed not."
+    "A number is a device, the same in all trees; shape and colour are its host node, which each device of a guest has"
+    " in words as well. Lines: solid aligned, dashed not."
 )
 
 
 def draw(scene: Scene) -> str:
     """The SVG document, an XML declaration first and a line end last."""
-    width_known = laid_out(scene, 0).width
+    bars = max(map(bars_of, range(min(len(scene.nodes), FORMS))), default=0.0)
+    width_known = laid_out(scene, 0, bars).width
     inner = width_known - 2 * MARGIN
     headline = wrapped(scene.headline, inner * 0.62 / EM_SANS, 20, 2)
     refusal = () if scene.refusal is None else _finding_lines(scene.refusal, inner - 24, 3)
     top = 52 + 26 * len(headline) + (len(refusal) * 17 + 26 if refusal else 0)
-    layout = laid_out(scene, top + 32)
+    layout = laid_out(scene, top + 32, bars)
     pen = _Pen(scene, layout)
     y = 44.0
     for line in headline:
         pen.text(line, MARGIN, y, "h", size=20, font=EM_SANS)
         y += 26
-    if refusal:
+    if refusal and scene.refusal is not None:
+        pen.group(_finding_text(scene.refusal))
         pen.shape("rect", "refusal", x=MARGIN, y=y - 14, width=inner, height=len(refusal) * 17 + 14)
         for number, line in enumerate(refusal):
             pen.text(line, MARGIN + 12, y + 5 + 17 * number, "alarm")
+        pen.end()
     for column in (layout.before, layout.host, layout.after):
         pen.heading(column, top)
         for placed in column.boxes:
@@ -109,10 +110,11 @@ class _Pen:
             element.set("font-size", str(size))
         if anchor:
             element.set("text-anchor", anchor)
-        if not font and not all(c.isascii() or c in "…›≈·–" for c in text):
-            # a font that stands in may be of any width; this one has been given room, and keeps to it
+        if not font:
+            # a font that stands in may be of any width; this text has been given room, and keeps to it
             element.set("textLength", written(text_width(text, size)))
-            element.set("lengthAdjust", "spacingAndGlyphs")
+            if not is_plain(text):
+                element.set("lengthAdjust", "spacingAndGlyphs")
         element.text = text
 
     def group(self, title: str) -> ET.Element:
@@ -137,8 +139,9 @@ class _Pen:
         form = self._form[node] if node is not None and known else -1
         self.shape("path", f"badge {look}", d=outline(form, width, 17), transform=moved(x, y))
         if label:
-            x += BAR / 2 * max(form // STYLES, 0)
-            self.text(label, x, y + 4, "badgetext" if known else "plain", size=SMALL, anchor="middle")
+            on_ground = known and not is_hollow(form)
+            x += bars_of(form) / 2
+            self.text(label, x, y + 4, "badgetext" if on_ground else "plain", size=SMALL, anchor="middle")
 
     # --- parts
 
@@ -166,23 +169,23 @@ class _Pen:
         self.shape("rect", f"box {kind} {look}", x=placed.x, y=placed.y, width=placed.width, height=placed.height, rx=5)
         x, room = placed.x + PAD + 2, placed.width - 2 * PAD - 4
         if placed.depth:
-            title = cut(box.title, room, SMALL)
+            title = shortened(box.title, room, SMALL)
             self.text(title, x, placed.y + 14, "dim b", size=SMALL)
             used = text_width(title, SMALL) + 8
             if box.detail and room - used > 40:
-                self.text(cut(box.detail, room - used, SMALL), x + used, placed.y + 14, "dim", size=SMALL)
+                self.text(shortened(box.detail, room - used, SMALL), x + used, placed.y + 14, "dim", size=SMALL)
         else:
             shown = box.nodes[:3] if box.kind in ("host-node", "cell") else ()
             for node in shown:
                 self.badge(node, x + 9, placed.y + 15, width=19)
                 x += 24
-            title, x = cut(box.title, room - 24 * len(shown), 14), x + 2 * bool(shown)
+            title, x = shortened(box.title, room - 24 * len(shown), 14), x + 2 * bool(shown)
             self.text(title, x, placed.y + 20, "b", size=14)
             if not box.children:
                 x += text_width(title, 14) + 10
                 self.text(cut(_EMPTY, placed.x + placed.width - 6 - x, SMALL), x, placed.y + 20, "dim i", size=SMALL)
             x = placed.x + PAD + 2
-            self.text(cut(box.detail, room, SMALL), x, placed.y + 36, "dim", size=SMALL)
+            self.text(shortened(box.detail, room, SMALL), x, placed.y + 36, "dim", size=SMALL)
         self.end()
 
     def lines(self) -> None:
@@ -205,10 +208,12 @@ class _Pen:
             look += " broken"
         half, y1, y2 = written((out + into) / 2), written(start[1]), written(end[1])
         bend = "" if y1 == y2 else f"H{written(out)}C{half},{y1} {half},{y2} {written(into)},{y2}"
+        self.group(f"{leaf.device.number}: {leaf.device.label}, {leaf.words}")
         line = self.shape("path", look, d=f"M{written(start[0])},{y1}{bend}H{written(end[0])}")
         if leaf.fit != "aligned":
             # all dashes in step where the bends begin: lines that run in a bundle would fill each other's gaps
             line.set("stroke-dashoffset", written((start[0] - out) % DASH))
+        self.end()
 
     def chip(self, chip: PlacedLeaf, side: int) -> None:
         leaf = chip.leaf
@@ -220,17 +225,18 @@ class _Pen:
             # the mark stands on the side of the host, where the line arrives
             self.mark(leaf.fit, x + MARK / 2 + 1 if side > 0 else x + chip.width - MARK / 2 - 1, chip.middle)
             x += MARK if side > 0 else 0
-        self.badge(leaf.device.host_node, x + BADGE / 2 + 1, chip.middle, str(leaf.device.number))
-        x += BADGE + 3
+        widths = self._layout.widths
+        self.badge(leaf.device.host_node, x + 4 + widths.badge / 2, chip.middle, str(leaf.device.number), widths.badge)
+        x += widths.badge + 9
         if leaf.fit is None:
-            label = cut(leaf.device.label, self._layout.label + 1, SIZE)
-            self.text(label, x, base, "b")
-            x += self._layout.label + 10
-            self.text(cut(leaf.device.alias or "", chip.x + chip.width - 5 - x, SIZE), x, base, "dim")
+            self.text(shortened(leaf.device.label, widths.label + 1, SIZE), x, base, "b")
+            x += widths.label + SPACE
+            self.text(shortened(leaf.device.alias or "", chip.x + chip.width - 5 - x, SIZE), x, base, "dim")
         else:
             self.text(leaf.address, x, base, "b" if leaf.address[0].isdigit() else "dim i")
+            self.text(host_words(leaf), x + widths.address + SPACE, base, "dim")
             end = chip.x + chip.width - (MARK + 2 if side < 0 else 6)
-            self.text(f"numa_node {leaf.numa_node}", end, base, f"b {tone}text", anchor="end")
+            self.text(node_words(leaf), end, base, f"b {tone}text", anchor="end")
             if leaf.port is not None:
                 self._port(leaf, chip, side)
         for number, line in enumerate(chip.notes, start=1):
@@ -239,11 +245,12 @@ class _Pen:
 
     def _port(self, leaf: Leaf, chip: PlacedLeaf, side: int) -> None:
         index = leaf.port.index if leaf.port is not None else 0
-        x = chip.x - PORT if side < 0 else chip.x + chip.width
-        self.shape("path", "wire", d=f"M{written(x)},{written(chip.middle)}h{PORT}")
-        self.shape("rect", "port", x=x + (0 if side < 0 else 5), y=chip.y + 3, width=PORT - 5, height=CHIP - 6, rx=2)
-        middle = x + PORT / 2 + (-2.5 if side < 0 else 2.5)
-        self.text(f"port {index}", middle, chip.y + 15, "dim", size=10, anchor="middle")
+        width = self._layout.widths.port
+        x = chip.x - width if side < 0 else chip.x + chip.width
+        self.shape("path", "wire", d=f"M{written(x)},{written(chip.middle)}h{written(width)}")
+        self.shape("rect", "port", x=x + (0 if side < 0 else 5), y=chip.y + 3, width=width - 5, height=CHIP - 6, rx=2)
+        middle = x + width / 2 + (-2.5 if side < 0 else 2.5)
+        self.text(f"port {index}", middle, chip.y + 15, "dim", size=PORT_SIZE, anchor="middle")
 
     def legend(self, y: float) -> float:
         x = float(MARGIN)
@@ -268,9 +275,11 @@ class _Pen:
         y += 4
         for finding in found[:_FINDINGS]:
             y += 4
+            self.group(_finding_text(finding))
             for line in _finding_lines(finding, self._layout.width - 2 * MARGIN, 3):
                 y += 16
                 self.text(line, MARGIN, y)
+            self.end()
         if len(found) > _FINDINGS:
             y += 20
             self.text(f"and {len(found) - _FINDINGS} more, see the report", MARGIN, y, "dim")
@@ -330,5 +339,9 @@ def _tip(leaf: Leaf) -> str:
 
 
 def _finding_lines(finding: Finding, width: float, limit: int) -> tuple[str, ...]:
+    return wrapped(_finding_text(finding), width, SIZE, limit)
+
+
+def _finding_text(finding: Finding) -> str:
     hint = f" ({finding.hint})" if finding.hint else ""
-    return wrapped(one_line(f"{finding.severity}: {finding.code}: {finding.message}{hint}"), width, SIZE, limit)
+    return one_line(f"{finding.severity}: {finding.code}: {finding.message}{hint}")

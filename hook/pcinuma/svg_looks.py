@@ -9,16 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pcinuma.picture import Fit
-from pcinuma.picture_layout import SIZE
+from pcinuma.picture_text import SIZE
 
 STYLES = 8
 """Host nodes with a colour and a shape of their own; from there on they come again, with bars before the shape."""
-FORMS = 4 * STYLES
-"""Host nodes told apart: with no bar, one, two, three."""
+_BARRED = 4 * STYLES
+"""Host nodes told apart by filled shapes: with no bar, one, two, three. From there on the shapes are hollow."""
+FORMS = 2 * _BARRED
+"""Host nodes told apart by shapes; more are by their number alone, which is written at every device."""
 DASH = 12
 """The length of a dash and its gap in the line of what is not aligned."""
-BAR = 3.0
+_BAR = 3.0
 """The width of a bar and of the gap after it."""
+_RIM = 2.0
+"""How thick a hollow shape is."""
 
 _LIGHT = ("#0b5cad", "#9a3f00", "#0f6b3a", "#7a2f9e", "#00666b", "#a81e63", "#5f5a00", "#465569")
 _DARK = ("#79b8ff", "#ffab70", "#6fd69a", "#d3a6ff", "#5fd7de", "#ff9bcb", "#d9cf57", "#b6c4d4")
@@ -41,20 +45,32 @@ def tone_of(fit: Fit) -> str:
     return {"aligned": "good", "approximate": "near"}.get(fit, "alarm")
 
 
+def bars_of(form: int) -> float:
+    """The width that the bars take of a host node's shape; -1 for no node."""
+    return _BAR * (max(form, 0) % _BARRED // STYLES)
+
+
+def is_hollow(form: int) -> bool:
+    """Whether what is written in the shape stands on the ground of what is around it."""
+    return form >= _BARRED
+
+
 def outline(form: int, width: float, height: float) -> str:
-    """The path of a host node's shape, with the bars before it, about the origin; -1 for no node."""
-    if form >= STYLES:
-        bars = form // STYLES
-        left, top = -width / 2, written(-height / 2)
-        drawn = (f"M{written(left + BAR * bar)},{top}h1.6v{written(height)}h-1.6Z" for bar in range(bars))
-        return "".join(drawn) + _outline(form % STYLES, width - BAR * bars, height, BAR * bars / 2)
-    return _outline(form, width, height, 0)
+    """The path of a host node's shape, with the bars before it, about the origin; -1 for no node. Filled by the rule
+    evenodd."""
+    left, top, bars = -width / 2, written(-height / 2), bars_of(form)
+    drawn = "".join(
+        f"M{written(left + _BAR * bar)},{top}h1.6v{written(height)}h-1.6Z" for bar in range(round(bars / _BAR))
+    )
+    kind, width, middle = form % STYLES if form >= 0 else -1, width - bars, bars / 2
+    drawn += _outline(kind, width, height, middle)
+    return drawn + _outline(kind, width - 2 * _RIM, height - 2 * _RIM, middle) if is_hollow(form) else drawn
 
 
 def _outline(form: int, width: float, height: float, middle: float) -> str:
     """The shape alone, about (middle, 0)."""
     x, y = width / 2, height / 2
-    c = 5.0
+    c = min(5.0, x)
     corners: dict[int, list[tuple[float, float]]] = {
         -1: [(-x, -y), (x, -y), (x, y), (-x, y)],
         1: [(-x, -y), (x, -y), (x, y), (-x, y)],
@@ -145,11 +161,12 @@ def css() -> str:
             (".box.nx", "stroke-dasharray:2 3"),
             (".chip,.port", "stroke-width:1"),
             (".nearchip,.alarmchip", "stroke-width:2;stroke-dasharray:5 3"),
-            (".badge", "fill:currentColor"),
+            (".badge", "fill:currentColor;fill-rule:evenodd"),
             (".badge.nx", "fill:none;stroke:currentColor;stroke-width:1.5;stroke-dasharray:3 2"),
             (".sign", "fill:none;stroke-width:2;stroke-linecap:round;stroke-linejoin:round"),
             (".line", "fill:none;stroke:currentColor;stroke-width:2"),
             (".broken", f"stroke-dasharray:{DASH // 2} {DASH // 2};stroke-width:1.6"),
+            (".line:hover", "stroke-width:4"),
             (".wire", "fill:none;stroke-width:1.5"),
             (".refusal", "fill:none;stroke-width:3"),
         )

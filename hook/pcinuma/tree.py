@@ -65,6 +65,34 @@ _KEY: tuple[tuple[Fit, str], ...] = (
 )
 
 
+_GO_ON = "    "
+"""What a line begins with that goes on with the one above."""
+
+
+def _parts(text: str, room: int) -> Iterator[str]:
+    """The text in parts that each are wrapped alone: a word of many lines is cut into lines here, for the library looks
+    at all that is left of it for each line of it."""
+    import wcwidth
+
+    short: list[str] = []
+    for word in text.split(" "):
+        if len(word) <= 4 * room:
+            short.append(word)
+            continue
+        if short:
+            yield " ".join(short)
+            short = []
+        line, used = "", 0
+        for character in wcwidth.iter_graphemes(word):
+            width = wcwidth.width(character)
+            if line and used + width > room:
+                yield line
+                line, used = "", 0
+            line, used = line + character, used + width
+        yield line
+    yield " ".join(short)
+
+
 class _Pen:
     def __init__(self, scene: Scene, width: int, colour: bool, signs: Signs) -> None:
         self._scene, self._width, self._colour, self._signs = scene, width, colour, signs
@@ -113,7 +141,10 @@ class _Pen:
         shown = one_line(text, 4 * len(text) + 1)  # a control character becomes four
         if self._signs is ASCII:
             shown = shown.encode("ascii", "backslashreplace").decode("ascii")
-        lines = wcwidth.wrap(shown, room, subsequent_indent="    ", break_on_hyphens=False) or [""]
-        for number, line in enumerate(lines):
+        lines: list[str] = []
+        for part in _parts(shown, room - len(_GO_ON)):
+            begin = _GO_ON if lines else ""
+            lines += wcwidth.wrap(part, room, initial_indent=begin, subsequent_indent=_GO_ON, break_on_hyphens=False)
+        for number, line in enumerate(lines or [""]):
             before = rest if number else first
             yield before + (f"\033[{tint}m{line}\033[0m" if self._colour and tint else line)

@@ -20,12 +20,23 @@ from flask.wrappers import Request
 from werkzeug.exceptions import BadRequest, HTTPException, MisdirectedRequest, ServiceUnavailable, UnsupportedMediaType
 from werkzeug.formparser import FormDataParser
 
-from pcinuma import __version__, finding_docs, result_file, svg_looks, web_form, web_guard, web_result, wsgi_server
+from pcinuma import (
+    __version__,
+    finding_docs,
+    result_file,
+    svg_looks,
+    web_check,
+    web_form,
+    web_guard,
+    web_result,
+    wsgi_server,
+)
 from pcinuma.edge import OPTION_HELP, PROGRAM
 from pcinuma.errors import BadInput, PcinumaError, one_line
 from pcinuma.listen import Listener, shown
 from pcinuma.model import Options
 from pcinuma.options import CHOICES, as_mapping
+from pcinuma.web_check import Checked
 from pcinuma.web_form import Form, Kept, Problem
 from pcinuma.web_result import View
 
@@ -162,6 +173,18 @@ def application(listen: str, bound: str) -> wsgi_server.App:
             return _page(form, machine is not None, problems=[made])
         return _page(form, machine is not None, view=made)
 
+    @app.post("/check")
+    def check() -> Response:
+        form = web_form.read(*_sent())
+        inputs, problems = web_form.inputs_of(form, machine)
+        if inputs is None:
+            return _page(form, machine is not None, problems=problems)
+        with _Turn(working):
+            made = web_check.of(inputs)
+        if isinstance(made, Problem):
+            return _page(form, machine is not None, problems=[made])
+        return _page(form, machine is not None, checked=made)
+
     @app.post("/open")
     def open_result() -> Response:
         values, uploads = _sent()
@@ -176,8 +199,9 @@ def application(listen: str, bound: str) -> wsgi_server.App:
             return _page(form, machine is not None, problems=[Problem("result", error)])
         return _page(form, machine is not None, view=view)
 
+    @app.get("/check")
     @app.get("/open")
-    def open_again() -> Response:  # the address of an opened result, reloaded or kept as a bookmark
+    def again() -> Response:  # the address of a result, reloaded or kept as a bookmark
         return Response(status=303, headers={"Location": "/"}, mimetype="text/html")
 
     @app.get("/docs/<name>")
@@ -267,7 +291,13 @@ def _asset(name: str) -> bytes:
 
 
 def _page(
-    form: Form, machine: bool, *, problems: list[Problem] | None = None, view: View | None = None, example: bool = False
+    form: Form,
+    machine: bool,
+    *,
+    problems: list[Problem] | None = None,
+    view: View | None = None,
+    checked: Checked | None = None,
+    example: bool = False,
 ) -> Response:
     found = {problem.field: problem.error for problem in problems or []}
     by_field = {name: found[name] for name in (*web_form.NAMES, *CHOICES, "result") if name in found}
@@ -277,6 +307,7 @@ def _page(
         "problems": by_field,
         "labels": {**web_form.NAMES, **{name: name for name in CHOICES}, "result": "result file"},
         "view": view,
+        "checked": checked,
         "example": example,
         "options": [(name, values, OPTION_HELP[name]) for name, values in CHOICES.items()],
         "opened_options": any(form.chosen.values()) or bool(by_field.keys() & CHOICES.keys()),

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from pcinuma import host_file, options
 from pcinuma.domain_xml import encoding_of, load
-from pcinuma.errors import BadInput, PcinumaError, one_line
+from pcinuma.errors import BadInput, HostUnreadable, PcinumaError, one_line
 from pcinuma.model import HostQuery, HostTopology, Options
 from pcinuma.parse import parse
 
@@ -161,7 +161,7 @@ def _host(form: Form, machine: ReadHost | None) -> ReadHost:
 
 def _no_host(_: HostQuery) -> HostTopology:
     # asked only when the domain has devices to place: one without needs no host
-    raise BadInput("no host", hint="give the record that 'pcinuma snapshot' makes on the VM's node")
+    raise HostUnreadable("no host", hint="give the record that 'pcinuma snapshot' makes on the VM's node")
 
 
 def _told_apart(read_host: ReadHost) -> ReadHost:

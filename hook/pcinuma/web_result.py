@@ -81,13 +81,7 @@ class View:
 def of(inputs: Inputs) -> View | Problem:
     """The transform of these inputs, or what is wrong with one of them."""
     try:
-        count = len(parse(load(inputs.domain, inputs.where)).devices)
-        if count > result_file.MAX_DEVICES:
-            raise BadInput(
-                f"{count} passthrough devices: this page shows {result_file.MAX_DEVICES} at most",
-                where=inputs.where,
-                hint="pcinuma explain and pcinuma transform take more",
-            )
+        require_few_devices(inputs)
         explained = explain.explain(inputs.domain, inputs.options, inputs.read_host, where=inputs.where)
         made = explained.result
         nccl, problem, found = _nccl(inputs, made)
@@ -100,6 +94,17 @@ def of(inputs: Inputs) -> View | Problem:
         diff = report.diff(load(inputs.domain).text, load(made.xml).text)
     result = Result(report.as_dict(made.report), explained.scene, diff, nccl, problem, found)
     return _view(result, made.xml if made.refusal is None else None)
+
+
+def require_few_devices(inputs: Inputs) -> None:
+    """Raises BadInput for a domain with more devices than the page shows."""
+    count = len(parse(load(inputs.domain, inputs.where)).devices)
+    if count > result_file.MAX_DEVICES:
+        raise BadInput(
+            f"{count} passthrough devices: this page shows {result_file.MAX_DEVICES} at most",
+            where=inputs.where,
+            hint="pcinuma explain, pcinuma check and pcinuma transform take more",
+        )
 
 
 def opened(data: bytes, name: str) -> View:
@@ -131,10 +136,10 @@ def _view(result: Result, xml: bytes | None, opened_from: str | None = None) -> 
         options=content["options"],
         cells=tuple(content["cells"]),
         devices=tuple(_devices(result)),
-        findings=_grouped(content["findings"]),
+        findings=grouped(content["findings"]),
         diff=tuple(_lines(result.diff)),
         nccl_problem=None if result.nccl_problem is None else one_line(result.nccl_problem),
-        nccl_findings=_grouped(result.nccl_findings),
+        nccl_findings=grouped(result.nccl_findings),
         downloads=tuple(_downloads(result, picture, xml)),
         opened=opened_from,
     )
@@ -183,7 +188,7 @@ def _devices(result: Result) -> Iterator[Mapping[str, Any]]:
     return iter(sorted(rows, key=lambda row: (row["number"] is None, row["number"] or 0)))
 
 
-def _grouped(findings: Iterable[Mapping[str, Any]]) -> tuple[Group, ...]:
+def grouped(findings: Iterable[Mapping[str, Any]]) -> tuple[Group, ...]:
     """The findings that differ in their messages alone together, in the order of the first of each."""
     messages: dict[tuple[str, str, str | None], list[str]] = {}
     for finding in findings:

@@ -299,6 +299,21 @@ def test_lines_keep_to_the_columns(long: list[str], columns: int, changes: Mappi
     assert joined.count("網路裝置" * 20) == 3
 
 
+@pytest.mark.parametrize("signs", (tree.UNICODE, tree.ASCII))
+def test_a_name_of_many_lines_is_whole(signs: tree.Signs) -> None:
+    """Of wide and of narrow characters, of which some are combined; a hundred devices, in seconds."""
+    name = "ua-" + "網" * 200 + "e\u0301" * 200 + "x" * 1000 + "-{}"
+    xml, host = machine(100, names=name)
+    drawn = tree.draw(explain(xml, Options(), host).scene, signs=signs)
+    assert max(cells_of(line.replace("\u0301", "")) for line in drawn.splitlines()) <= 80
+    joined = re.sub(r"\n[\s│|]*", "", drawn)
+    for number in (0, 99):
+        told = name.format(number)
+        whole = told if signs is tree.UNICODE else told.encode("ascii", "backslashreplace").decode()
+        assert joined.count(f"{whole}(host node") + joined.count(f"{whole} (host node") == 2  # in the guest's two trees
+        assert joined.count(whole) == 3
+
+
 @pytest.mark.parametrize(
     "columns, limit", ((None, 80), ("60", 80), ("100", 100), ("99999999999999999999", None), ("0", 80))
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,10 @@ from lxml import etree
 from pcinuma import options, svg
 from pcinuma.explain import explain
 from pcinuma.model import Options
+from tests.proof import machines
+from tests.proof.corpus import vms
 from tests.support import domains, hosts
-from tests.support.pictures import machine
+from tests.support.pictures import dealt, kept_on_bus_0, machine
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -43,6 +46,11 @@ SCENES: dict[str, Callable[[], str]] = {
     "crossed": lambda: drawn(
         crossed(), hosts.host({0: "0-7", 1: "8-15"}, {f"0000:{b:02x}:00.0": b % 2 for b in BUSES})
     ),
+    "24-dealt": lambda: drawn(*dealt((2, 0, 3, 1), 24)),
+    "16-dealt-high": lambda: drawn(*dealt((1, 0), 16, first=200)),
+    "12-kept-on-bus-0": lambda: drawn(*kept_on_bus_0(12)),
+    "28-half-the-nodes": lambda: half_the_nodes("dgx-a100-nps4"),
+    "33-nodes": lambda: drawn(*machine(33, 33)),
     "no-device": lambda: drawn(domains.domain({0: 0, 1: 1}, []).encode(), hosts.host({0: "0", 1: "1"}, {})),
 }
 
@@ -66,6 +74,13 @@ def crossed() -> bytes:
             address = f'<address type="pci" domain="0x0000" bus="{port}" slot="0x00" function="0x0"/>'
             devices.append(domains.hostdev(f"0000:{bus:02x}:00.0", f"ua-nic-{bus}", address))
     return domains.domain({0: 0, 1: 1}, [*controllers, *devices]).encode()
+
+
+def half_the_nodes(shape: str) -> str:
+    """A VM over the first half of a machine's nodes, with all its devices, the host's switches rebuilt."""
+    of = machines.shape(shape)
+    (vm,) = (vm for vm in vms(of) if vm.name == "half of them, all devices")
+    return drawn(vm.xml, of.read_host, group_by="switch")
 
 
 def drawn(xml: bytes, host: Any, **chosen: str) -> str:
@@ -143,9 +158,17 @@ GEOMETRY = """(root = document.documentElement) => {
 }"""
 
 
+NATURAL = (
+    """() => document.querySelectorAll('text:not([lengthAdjust])').forEach(t => t.removeAttribute('textLength'))"""
+)
+"""Text in its font's own widths: it must fit so, and is not squeezed into its room."""
+
+
 @pytest.mark.parametrize("name", SCENES)
 def test_nothing_runs_into_anything(page: Page, shown: Callable[..., Any], name: str) -> None:
     watched = shown(name)
+    assert page.evaluate(f"({GEOMETRY})()")["bad"][:20] == []
+    page.evaluate(NATURAL)
     found = page.evaluate(f"({GEOMETRY})()")
     assert found["bad"][:20] == []
     assert watched.complaints == []
@@ -165,6 +188,7 @@ def test_nothing_runs_into_anything_in_the_golden_cases(page: Page) -> None:
         pictures.append(svg.draw(scene).partition("?>")[2])
     page.goto("about:blank")
     page.set_content("".join(f"<div>{picture}</div>" for picture in pictures))
+    page.evaluate(NATURAL)
     found = page.evaluate(f"[...document.querySelectorAll('svg')].map(svg => ({GEOMETRY})(svg))")
     assert len(found) == len(cases) > 50
     assert {case.name: one["bad"][:3] for case, one in zip(cases, found, strict=True) if one["bad"]} == {}
@@ -179,12 +203,136 @@ def test_the_measure_sees_what_runs_into_something(page: Page, shown: Callable[.
           const texts = [...document.querySelectorAll('text')];
           const [a, b] = texts.filter(t => t.textContent.startsWith('0000:'));
           b.setAttribute('x', a.getAttribute('x')); b.setAttribute('y', a.getAttribute('y'));
-          texts.find(t => t.textContent == 'ua-gpu-gpu1').textContent = 'x'.repeat(60);
+          const long = texts.find(t => t.textContent == 'ua-gpu-gpu1');
+          long.textContent = 'x'.repeat(60); long.removeAttribute('textLength');
           document.querySelector('.line').setAttribute('d', 'M0,0L1000,480');
         }"""
     )
     found = " ".join(page.evaluate(f"({GEOMETRY})()")["bad"])
     assert all(part in found for part in ("text over text", "leaves its box: text xxx", "line through"))
+
+
+@pytest.mark.parametrize(
+    "name, media",
+    [
+        ("16-refused", "screen"),
+        ("24-dealt", "screen"),
+        ("nasty-names", "print"),
+        ("wide-names", "print"),
+        ("33-nodes", "screen"),
+    ],
+)
+def test_a_wide_font_stands_in(page: Page, shown: Callable[..., Any], name: str, media: str) -> None:
+    """Where there is no monospaced font: the widest bold face there is here, its letters set apart to be wider still."""
+    shown(name, "dark", media)
+    wide = "text:not(.h){font-family:'DejaVu Sans'!important;font-weight:700!important;letter-spacing:2px}"
+    page.evaluate(
+        """css => document.documentElement.append(Object.assign(
+          document.createElementNS('http://www.w3.org/2000/svg', 'style'), {textContent: css}))""",
+        wide,
+    )
+    assert page.evaluate(f"({GEOMETRY})()")["bad"][:20] == []
+    if name == "nasty-names":
+        page.evaluate(NATURAL)
+        assert page.evaluate(f"({GEOMETRY})()")["bad"] != [], "the font is not wider than what there is room for"
+
+
+# --- lines and rows --------------------------------------------------------------------------------------------
+
+JOINED = """() => {
+  const at = e => { const r = e.getBoundingClientRect(); return {l: r.left, r: r.right, y: (r.top + r.bottom) / 2}; };
+  const columns = {};
+  for (const chip of document.querySelectorAll('.chip')) {
+    const mark = chip.parentNode.querySelector('.mark'), box = at(chip);
+    const column = !mark ? 'host' : at(mark).l - box.l < 10 ? 'after' : 'before';
+    columns[column] = {...columns[column], [chip.parentNode.querySelector('.badge + text').textContent]: box};
+  }
+  const end = (line, length) => line.getPointAtLength(length).matrixTransform(line.getScreenCTM());
+  const near = (p, x, y) => Math.abs(p.x - x) < 1 && Math.abs(p.y - y) < 1;
+  return [...document.querySelectorAll('.line')].map(line => {
+    const number = line.parentNode.querySelector('title').textContent.split(':')[0];
+    const a = end(line, 0), b = end(line, line.getTotalLength());
+    const {before, host, after} = Object.fromEntries(Object.entries(columns).map(([k, v]) => [k, v[number]]));
+    const joins = near(a, before.r, before.y) && near(b, host.l, host.y) ? 'before'
+      : near(a, host.r, host.y) && near(b, after.l, after.y) ? 'after' : 'nothing';
+    return [joins, Number(number), line.getAttribute('d').includes('C') ? 'bent' : 'straight'];
+  });
+}"""
+
+
+@pytest.mark.parametrize(
+    "name, devices",
+    [("2", 2), ("40-switches", 40), ("crossed", 12), ("24-dealt", 24), ("12-kept-on-bus-0", 12), ("128-odd", 128)],
+)
+def test_each_line_joins_a_device_with_itself(page: Page, shown: Callable[..., Any], name: str, devices: int) -> None:
+    shown(name)
+    joined = [(joins, number) for joins, number, _ in page.evaluate(JOINED)]
+    assert sorted(joined) == sorted((side, number) for side in ("before", "after") for number in range(1, devices + 1))
+
+
+@pytest.mark.parametrize("name", ("2", "16-on-8", "40-switches", "28-half-the-nodes"))
+def test_lines_are_straight_where_the_orders_agree(page: Page, shown: Callable[..., Any], name: str) -> None:
+    """Whatever heads and notes the columns have; what is left on bus 0 comes last on this host as well."""
+    shown(name)
+    assert {form for _, _, form in page.evaluate(JOINED)} == {"straight"}
+
+
+def test_a_cell_begins_beside_its_host_node(page: Page, shown: Callable[..., Any]) -> None:
+    """Where their devices are in one order: whatever is nested in either. Node 7 and bus 0 follow them."""
+    shown("28-half-the-nodes")
+    tops = page.evaluate(
+        """() => Object.fromEntries([...document.querySelectorAll('.outer')].map(box => [
+          box.parentNode.querySelector('title').textContent.split(':')[0] + (box.getAttribute('x') < 300 ? ' before' : ''),
+          box.getBoundingClientRect().top]))"""
+    )
+    assert tops["host node 3"] == tops["cell 3"] == tops["bus 0 before"]
+    for of_host, of_guest in (
+        ("host node 2", "cell 2"),
+        ("host node 1", "cell 1"),
+        ("host node 0", "cell 0"),
+        ("host node 7", "bus 0"),
+    ):
+        assert tops[of_host] == tops[of_guest], of_host
+
+
+def test_one_device_out_of_order_bends_one_line(page: Page, shown: Callable[..., Any]) -> None:
+    """The seventh is on a node without a cell, between the nodes of both cells, and bus 0 comes last in the guest. The
+    two of unknown node come last on the host as well."""
+    shown("16-refused")
+    bent = [(joins, number) for joins, number, form in page.evaluate(JOINED) if form == "bent"]
+    assert bent == [("after", 7)]
+
+
+ROWS = """() => [...document.querySelectorAll('.chip')].map(chip => {
+  const lines = [...chip.parentNode.querySelectorAll('text')].filter(
+    t => t.getBoundingClientRect().top > chip.getBoundingClientRect().bottom - 4);
+  const r = chip.getBoundingClientRect();
+  const boxes = [...document.querySelectorAll('.box')].filter(box => {
+    const b = box.getBoundingClientRect();
+    return b.left < r.left && b.right > r.right && b.top < r.top && b.bottom > r.bottom; });
+  return [boxes.map(box => box.parentNode.querySelector('title').textContent).join(' / ') + ' ' + r.left, r.top, lines.length];
+})"""
+
+
+@pytest.mark.parametrize(
+    "name, rows", [("24-dealt", 72 - 3 * 4), ("12-kept-on-bus-0", 36 - 1 - 2 - 3), ("crossed", 36 - 6)]
+)
+def test_columns_whose_order_differs_are_compact(page: Page, shown: Callable[..., Any], name: str, rows: int) -> None:
+    """In each box a device stands right below the one before: 27 for its row, 14 for a line of its note, 7 after it."""
+    shown(name)
+    found = page.evaluate(ROWS)
+    below = [(a, b) for a, b in pairwise(found) if a[0] == b[0]]
+    loose = [
+        (one[0], next_[1] - one[1], one[2])
+        for one, next_ in below
+        if abs(next_[1] - one[1] - (27 + 14 * one[2] + 7 * (one[2] > 0))) > 0.5
+    ]
+    if name == "12-kept-on-bus-0":
+        # bus 0 of the guest before has them all, in the host's order, and leaves room for the head of host node 1
+        assert [(line[0].startswith("bus 0"), line[2]) for line in loose] == [(True, 0)]
+        loose = []
+    assert loose == []
+    assert len(below) == rows
 
 
 # --- it can be read --------------------------------------------------------------------------------------------
@@ -258,18 +406,42 @@ def test_host_nodes_are_told_apart_without_colour(page: Page, shown: Callable[..
     assert len(set(seen)) == 8
 
 
-def test_thirty_two_host_nodes_are_told_apart(page: Page, tmp_path: Path) -> None:
-    """From the ninth on colours come again, shapes do not: neither in the heads of boxes nor at the devices."""
+def test_sixty_four_host_nodes_are_told_apart(page: Page, tmp_path: Path) -> None:
+    """From the ninth on colours come again, from the 33rd on the shapes are hollow: neither in the heads of boxes nor at
+    the devices are two alike. From the 65th on it is the words alone."""
     path = tmp_path / "picture.svg"
-    path.write_text(drawn(*machine(32, 32)), encoding="utf-8")
+    path.write_text(drawn(*machine(66, 66)), encoding="utf-8")
     page.goto(path.as_uri())
     heads = """() => [...document.querySelectorAll('text.b')].filter(t => /^host node [0-9]+$/.test(t.textContent))
       .map(t => t.parentNode.querySelector('.badge').getAttribute('d'))"""
     chips = """() => [...document.querySelectorAll('.chip')].filter(c => !c.parentNode.querySelector('.mark'))
       .map(c => c.parentNode.querySelector('.badge').getAttribute('d'))"""
     for shapes in (page.evaluate(heads), page.evaluate(chips)):
-        assert (len(shapes), len(set(shapes))) == (32, 32)
-    assert page.evaluate(f"({GEOMETRY})()")["bad"] == []
+        assert (len(shapes), len(set(shapes))) == (66, 64)
+        assert shapes[64:] == shapes[:2]
+    assert page.evaluate(WORDS) == [f"host {node}" for node in range(66)] * 2
+    page.goto("about:blank")
+    grey = "fill:#555;fill-rule:evenodd"
+    page.set_content(
+        "".join(
+            f'<svg width="50" height="30"><path style="{grey}" transform="translate(25 15)" d="{d}"/></svg>'
+            for d in (shapes[node] for node in (0, 8, 32, 40, 63))
+        )
+    )
+    assert len({shape.screenshot() for shape in page.locator("svg").all()}) == 5
+
+
+WORDS = """() => [...document.querySelectorAll('.chip')].filter(c => c.parentNode.querySelector('.mark'))
+  .map(c => [...c.parentNode.querySelectorAll('text')].map(t => t.textContent).find(t => t.startsWith('host ')))"""
+
+
+def test_every_device_of_a_guest_says_its_host_node_in_words(page: Page, shown: Callable[..., Any]) -> None:
+    """Of the sixteen in the host's order: six of node 0, one of node 2, which has no cell, seven of node 1, and two that
+    nobody knows; in the guest after bus 0 comes last."""
+    shown("16-refused")
+    of_host = ["host 0"] * 6 + ["host 2"] + ["host 1"] * 7 + ["host ?"] * 2
+    after = ["host 0"] * 6 + ["host 1"] * 7 + ["host 2"] + ["host ?"] * 2
+    assert page.evaluate(WORDS) == of_host + after
 
 
 def test_bundled_broken_lines_are_in_step(page: Page, shown: Callable[..., Any]) -> None:
@@ -367,13 +539,26 @@ def test_self_contained(name: str) -> None:
     assert not re.search(r"url\(|@import|@font-face|http", style)
 
 
-def test_long_names_are_cut_and_whole_in_the_tip(page: Page, shown: Callable[..., Any]) -> None:
+def test_long_names_are_cut_in_the_middle_and_whole_in_the_tip(page: Page, shown: Callable[..., Any]) -> None:
     shown("nasty-names")
     full = NASTY.format(0)
     written = page.evaluate("() => [...document.querySelectorAll('text')].map(t => t.textContent)")
-    cut = [text for text in written if text.startswith("ua-<&\"'>0-")]
-    assert len(cut) == 1
-    assert cut[0].endswith("…")
-    assert len(cut[0]) < 40
+    # 26 characters: of the 25 beside the sign the beginning has one more
+    assert written.count("ua-<&\"'>0-a-v…ry-long-name") == 1
     tips = page.evaluate("() => [...document.querySelectorAll('g > title')].map(t => t.textContent)")
     assert any(full in tip for tip in tips)
+
+
+def test_a_mediated_device_keeps_its_parent_and_the_end_of_its_uuid(page: Page, tmp_path: Path) -> None:
+    case = ROOT / "tests/golden/cases/mdev-by-parent"
+    path = tmp_path / "picture.svg"
+    path.write_text(drawn((case / "domain.xml").read_bytes(), hosts.from_file(case / "host.json")), encoding="utf-8")
+    page.goto(path.as_uri())
+    groups = page.evaluate(
+        "() => [...document.querySelectorAll('.chip')].filter(c => !c.parentNode.querySelector('.mark'))"
+        ".map(c => [c.parentNode.querySelector('text.b').textContent, c.parentNode.querySelector('title').textContent])"
+    )
+    uuid = "7f1c2d3e-0a1b-4c5d-8e9f-000000000002"
+    label, tip = groups[0]
+    assert label == "0000:17:00.0…00000000002"
+    assert f"0000:17:00.0 mdev {uuid}" in tip

@@ -211,6 +211,73 @@ def test_a_refusal_is_a_result(page: Page) -> None:
     assert "No NCCL file: the domain is refused" in html
 
 
+# --- check -----------------------------------------------------------------------------------------------------
+
+WRONG_CELL = ROOT / "tests/golden/cases/foreign-expander-wrong-cell-keep"
+
+
+@pytest.mark.parametrize(
+    "folder, headline, chip",
+    [
+        # none of the seven is on an expander, and the cells cut the guest's only socket
+        (EXAMPLE, "The domain as it stands: 8 warnings", "! warnings"),
+        (WRONG_CELL, "The domain as it stands: 1 error", "✗ errors"),
+    ],
+    ids=["warnings", "error"],
+)
+def test_a_check_is_the_commands(page: Page, folder: Path, headline: str, chip: str) -> None:
+    domain, host = folder / "domain.xml", folder / "host.json"
+    status, _, html = page.send("/check", {"domain": domain.read_text(), "host": host.read_text()})
+    assert status == 200
+    assert downloads(html) == {"check.json": command("check", domain, "--host", host, "--json")}
+    assert f"<title>{headline}" in html
+    assert chip in html
+    for finding in json.loads(downloads(html)["check.json"])["findings"]:
+        assert finding["message"] in unescape(html)
+
+
+def test_a_check_takes_annotations_and_options(page: Page) -> None:
+    """mmio off: the same domain, and nothing said of its address space."""
+    eight = ROOT / "tests/golden/cases/mmio-report-seabios"
+    form = {"domain": (eight / "domain.xml").read_text(), "host": (eight / "host.json").read_text()}
+    annotated = f"{ANNOTATED}mmio: 'off'"
+    for sent, told in (({}, True), ({"mmio": "off"}, False), ({"vmi": annotated}, False)):
+        _, _, html = page.send("/check", {**form, **sent})
+        codes = {finding["code"] for finding in json.loads(downloads(html)["check.json"])["findings"]}
+        assert ("mmio-window" in codes) == told
+
+
+def test_a_check_without_a_host_is_one_of_the_domain_alone(page: Page) -> None:
+    """As with the command: the audit needs no host, and that it had none is a finding."""
+    domain = (WRONG_CELL / "domain.xml").read_text()
+    status, _, html = page.send("/check", {"domain": domain})
+    (finding,) = json.loads(downloads(html)["check.json"])["findings"]
+    assert (status, finding["code"], finding["message"]) == (200, "host-unreadable", "the host cannot be read: no host")
+
+
+@pytest.mark.parametrize(
+    "values, field, text",
+    [
+        ({"domain": ""}, "domain", "no domain XML"),
+        ({"domain": "<domain>"}, "domain", "not well-formed XML"),
+        ({"host": "{"}, "host", "not JSON"),
+        ({"vmi": "kind: Pod"}, "vmi", "kind is 'Pod'"),
+        ({"policy": "strict"}, "policy", "policy cannot be 'strict'"),
+    ],
+)
+def test_a_checks_errors_stand_at_their_fields(page: Page, values: dict[str, str], field: str, text: str) -> None:
+    status, _, html = page.send("/check", {**FORM, **values})
+    assert (status, text in problem(html, field), "check.json" in html) == (422, True, False)
+
+
+def test_a_check_of_more_devices_than_can_be_shown_is_refused(page: Page) -> None:
+    names = [f"{number // 256:04x}:{number % 256:02x}:00.0" for number in range(1001)]
+    domain = domains.domain({0: 0}, [domains.hostdev(name, f"ua-{name}") for name in names])
+    status, _, html = page.send("/check", {"domain": domain})
+    assert status == 422
+    assert "1001 passthrough devices: this page shows 1000 at most" in problem(html, "domain")
+
+
 # --- result files ----------------------------------------------------------------------------------------------
 
 
@@ -395,9 +462,10 @@ def xml(text: str) -> str:
 
 def test_markup_in_the_domain_comes_out_as_text(page: Page) -> None:
     domain = DOMAIN.replace("ua-gpu-gpu0", f"ua-{xml(NASTY)}").replace("<name>", f"<title>{xml(NASTY)}</title><name>")
-    status, _, html = page.send("/", {"domain": domain, "host": HOST})
-    assert status == 200
-    assert harmless(html)
+    for path in ("/", "/check"):
+        status, _, html = page.send(path, {"domain": domain, "host": HOST})
+        assert status == 200
+        assert harmless(html)
 
 
 @pytest.mark.parametrize(
@@ -545,9 +613,9 @@ def test_an_address_in_use_is_told(page: Page) -> None:
     ids=str,
 )
 def test_another_sites_form_is_refused(page: Page, headers: dict[str, str]) -> None:
-    for path in ("/", "/open"):
+    for path in ("/", "/check", "/open"):
         status, _, html = page.send(path, FORM, None, **headers)
-        assert (status, "another site sent this form" in html, "aligned.xml" in html) == (400, True, False)
+        assert (status, "another site sent this form" in html, downloads(html)) == (400, True, {})
 
 
 def test_its_own_form_is_taken(page: Page) -> None:
@@ -576,6 +644,8 @@ def test_its_own_form_is_taken(page: Page) -> None:
         ("PUT", "/", 405, "text/html; charset=utf-8"),
         ("DELETE", "/example", 405, "text/html; charset=utf-8"),
         ("GET", "/open", 303, "text/html; charset=utf-8"),
+        ("GET", "/check", 303, "text/html; charset=utf-8"),
+        ("POST", "/check", 415, "text/html; charset=utf-8"),
         ("POST", "/", 415, "text/html; charset=utf-8"),
     ],
 )

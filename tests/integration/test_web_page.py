@@ -196,6 +196,31 @@ def drop(tab: Tab, where: str, path: Path) -> None:
         tab.dispatch_event(where, event, {"dataTransfer": data})
 
 
+@pytest.mark.parametrize("script", [True, False], ids=["with JavaScript", "without JavaScript"])
+def test_the_domain_is_checked_as_it_stands(browser: Browser, page: Page, script: bool) -> None:
+    """By the keyboard from the form to what a finding means; then the same inputs are transformed."""
+    with opened(browser, page, "example", java_script_enabled=script, viewport={"width": 390, "height": 800}) as tab:
+        tab.get_by_role("button", name="Check it as it stands").focus()
+        with tab.expect_navigation():
+            tab.keyboard.press("Enter")
+        heading = tab.get_by_role("heading", level=1)
+        assert "! warnings" in heading.inner_text()
+        assert "The domain as it stands: 8 warnings" in heading.inner_text()
+        assert heading.evaluate("h => h === document.activeElement")
+        assert tab.title() == "The domain as it stands: 8 warnings – pcinuma"
+        assert tab.locator("#findings ~ .findings > li").count() == 2, "not-placed seven times, and cell-cuts-socket"
+        assert overflow(tab) == 0
+        expected = command("check", DOMAIN, "--host", HOST, "--vmi", VMI, "--json")
+        assert downloaded(tab, "check.json") == expected
+        tab.get_by_text("What not-placed means").focus()
+        tab.keyboard.press("Enter")
+        assert "transform" in tab.locator(".finding details[open]").inner_text()
+        if script:
+            assert violations(tab) == []
+        send(tab)
+        assert "✓ changed" in heading.inner_text(), "the inputs did not come back with the findings"
+
+
 # --- errors ----------------------------------------------------------------------------------------------------
 
 

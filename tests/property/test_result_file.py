@@ -43,6 +43,29 @@ def test_what_is_written_opens_as_it_was(devices: int, policy: str, odd: bool) -
     assert result_file.dump(opened) == content
 
 
+def test_a_file_may_number_its_devices_as_it_likes() -> None:
+    """Up to a million, in any order: the picture has the numbers, in room enough, and all lines run straight."""
+    content = written(explained(4, "best-effort", False))
+    other = {1: 30, 2: 7, 3: 1_000_000, 4: 2}
+
+    def renumber(part: Any) -> None:
+        for key, value in part.items() if isinstance(part, dict) else enumerate(part):
+            if key in ("number", "device"):
+                part[key] = other[value]
+            elif isinstance(value, (dict, list)):
+                renumber(value)
+
+    renumber(content["picture"])
+    picture = web_result.opened(json.dumps(content).encode(), "f").picture
+    assert picture is not None
+    root = ElementTree.fromstring(picture)
+    badges = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text") if text.get("class") == "badgetext"]
+    assert badges == ["30", "7", "1000000", "2"] * 3
+    lines = [path.get("d", "") for path in root.iter("{http://www.w3.org/2000/svg}path")
+             if (path.get("class") or "").startswith("line")]  # fmt: skip
+    assert ["C" in line for line in lines] == [False] * 8
+
+
 def places(content: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The paths of all parts of it."""
     parts = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()

@@ -7,7 +7,11 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+from pcinuma import svg as svg_file
+from pcinuma.explain import explain
+from pcinuma.model import Options
 from tests.support.browser import chromium, size_to_content
+from tests.support.pictures import kept_on_bus_0
 from tests.support.web import serving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,7 +28,8 @@ PAGES: tuple[tuple[str, Scheme, int, int], ...] = (
 
 
 def main() -> None:
-    """The example's picture as the command draws it, and as a browser shows it in light and in dark."""
+    """The example's picture as the command draws it, and as a browser shows it in light and in dark; one whose lines
+    cross; the page with the example's result."""
     program = Path(sys.executable).with_name("pcinuma")
     svg = DOCS / "picture.svg"
     inputs = [str(EXAMPLE / "domain.xml"), "--vmi", str(EXAMPLE / "vmi.yaml"), "--host", str(EXAMPLE / "host.json")]
@@ -37,6 +42,12 @@ def main() -> None:
             size_to_content(page)
             page.screenshot(path=DOCS / f"picture-{scheme}.png", animations="disabled")
             page.close()
+        page = browser.new_page()
+        domain, host = kept_on_bus_0(12)
+        crossing = svg_file.draw(explain(domain, Options(), host).scene).partition("?>")[2]
+        page.set_content(f"<style>body {{margin: 0}} svg {{display: block}}</style>{crossing}")
+        page.locator("svg").screenshot(path=DOCS / "picture-crossing.png", animations="disabled")
+        page.close()
         with serving() as served:
             for name, scheme, width, height in PAGES:
                 page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": height})
