@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pcinuma import __version__
@@ -545,14 +545,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain = command("explain", _explain, "the tree before and after, where each device goes and why", _EXPLAIN)
     _add_inputs(explain)
-    explain.add_argument("--json", action="store_true", help="write the report as JSON")
     explain.add_argument("--svg", metavar="FILE", help="draw it, too: one picture, before, host and after")
-    explain.add_argument("--ascii", action="store_true", help="draw the trees in ASCII")
+    form = explain.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="write the report as JSON")
+    form.add_argument("--ascii", action="store_true", help="draw the trees in ASCII")
     nccl_topo = command("nccl-topo", _nccl_topo, "NCCL topology file for the guest", _NCCL_TOPO)
-    _add_inputs(nccl_topo)
+    _add_inputs(nccl_topo, idle=dict.fromkeys(("distances", "gpudirect-clique"), "the file says nothing of it"))
     nccl_topo.add_argument("-q", dest="quiet", action="store_true", help="no warnings on standard error")
     check = command("check", _check, "audit a domain XML as it stands", _CHECK)
-    _add_inputs(check)
+    _add_inputs(check, idle=dict.fromkeys(("distances", "gpudirect-clique"), "check judges the domain as it stands"))
     check.add_argument("--json", action="store_true", help="write the findings as JSON")
     doctor = command("doctor", _doctor, "is this node set up for aligned VMs?", _DOCTOR)
     add_host(doctor)
@@ -562,8 +563,9 @@ def _parser() -> argparse.ArgumentParser:
         help="the node's KubeletConfiguration, YAML or JSON, a dump of its configz, or kubeadm's ConfigMap;"
         " - is standard input",
     )
-    doctor.add_argument("--json", action="store_true", help="write node, findings and proposal as JSON")
-    doctor.add_argument("-q", dest="quiet", action="store_true", help="write errors and warnings only")
+    form = doctor.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="write node, findings and proposal as JSON")
+    form.add_argument("-q", dest="quiet", action="store_true", help="write errors and warnings only")
     doctor.add_argument("-o", dest="output", metavar="FILE", help="where the result goes (default: standard output)")
     certs = command("certs", _certs, "keep the webhook's serving certificate", _CERTS)
     certs.add_argument("--namespace", metavar="NAME", help="of Secret and Service (default: the pod's own)")
@@ -606,12 +608,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_inputs(parser: argparse.ArgumentParser) -> None:
+def _add_inputs(parser: argparse.ArgumentParser, *, idle: Mapping[str, str] = {}) -> None:
     parser.add_argument(
         "domain", nargs="?", default="-", metavar="DOMAIN", help="domain XML; - (default): standard input"
     )
     parser.add_argument("--vmi", metavar="FILE", help="the VM or VMI, YAML or JSON; its annotations set the options")
     add_host(parser)
-    add_options(parser)
+    add_options(parser, idle=idle)
     parser.add_argument("-o", dest="output", metavar="FILE", help="where the result goes (default: standard output)")
     parser.add_argument("--report", metavar="FILE", help="where the JSON report goes (default: nowhere)")

@@ -92,6 +92,20 @@ def expander_above(controller: PciController, controllers: Sequence[PciControlle
     return None
 
 
+def whereabouts(address: PciAddress, domain: Domain) -> str:
+    """Where a guest address is that is on no cell, in words that go on after "is"."""
+    at = next((controller for controller in domain.controllers if controller.index == address.bus), None)
+    if address.bus == 0:
+        return "on bus 0"
+    if at is None:  # libvirt makes a root port of an index that is none
+        return f"on index {address.bus}, which libvirt makes a root port on bus 0"
+    shown = f"{at.model or 'controller'} {address.bus}"
+    expander = expander_above(at, domain.controllers)
+    if expander is None:
+        return f"on {shown}, below no expander"
+    return f"below expander {expander.index}, which names no cell"
+
+
 def crowded(domain: Domain) -> frozenset[int]:
     """The elements of other hands' expanders with fewer bus numbers than ports below; without busNr libvirt leaves
     room for one port."""

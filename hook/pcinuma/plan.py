@@ -23,7 +23,7 @@ from pcinuma.model import (
     Plan,
     PlannedExpander,
 )
-from pcinuma.pci_tree import crowded, expander_above, predicted_bdf
+from pcinuma.pci_tree import crowded, expander_above, predicted_bdf, whereabouts
 from pcinuma.seating import Seating, seat
 from pcinuma.switches import Candidate
 
@@ -242,11 +242,18 @@ def _kept(
     if options.addressed == "move":
         return None
     if expander is not None and expander.node == cell:
-        code, reason = "no-bus", f"its address {address} is below expander {expander.index}, which has too few buses"
+        code = "no-bus"
+        below = f"below expander {expander.index}, which has too few buses: the guest may lose it"
+        on_it = f"on expander {expander.index} itself, which takes ports alone"
+        reason = f"its guest address {address} is {on_it if at is expander else below}"
     elif expander is not None and expander.node is not None:
-        code, reason = "foreign-cell", f"its address {address} is on cell {expander.node}, not on cell {cell}"
+        code = "foreign-cell"
+        where = f"below expander {expander.index}: the guest sees it on cell {expander.node}, not on cell {cell}"
+        reason = f"its guest address {address} is {where}"
     else:
-        code, reason = "addressed", f"it has the guest address {address} already, not on cell {cell}"
+        code = "addressed"
+        where = whereabouts(address, domain)
+        reason = f"its guest address {address} is {where}: the guest sees numa_node -1, not cell {cell}"
     hint = ROOT_HINT if address.bus == 0 else MOVE_HINT
     return Placement(device, source, node, cell, "kept", code=code, reason=reason, hint=hint, fits=False)
 
