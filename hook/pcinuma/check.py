@@ -103,11 +103,14 @@ def _seen(placement: Placement, domain: Domain, moved: frozenset[int]) -> Findin
         where = f"{label} has no guest address yet, and libvirt gives it one on bus 0"
         if inviting := _inviting(domain):
             port, cell = inviting
-            where = f"{label} has no guest address yet, and libvirt may put it on port {port}, on cell {cell}, or on bus 0"
+            where = (
+                f"{label} has no guest address yet, and libvirt may put it on port {port}, on cell {cell}, or on bus 0"
+            )
     else:
         where = f"the guest address {address} of {label} is {whereabouts(address, domain)}"
     message = f"{where}: the guest will see numa_node -1 for it, not cell {placement.cell}"
-    return Finding("not-placed", "warning", message, label, "pcinuma transform places it")
+    has_room = placement.kind in ("placed", "approximate")  # else the plan says what stands in the way
+    return Finding("not-placed", "warning", message, label, "pcinuma transform places it" if has_room else None)
 
 
 def _inviting(domain: Domain) -> tuple[int, int] | None:

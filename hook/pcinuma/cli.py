@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -153,7 +154,7 @@ def _check(parsed: argparse.Namespace) -> int:
     if parsed.json:
         text = json_text(content)
     else:
-        lines = [report.finding_line(finding) for finding in findings] or ["nothing found"]
+        lines = [report.finding_line(finding) for finding in report.grouped(findings)] or ["nothing found"]
         text = "\n".join(lines) + "\n"
     _write_all(*outputs, (parsed.output, text.encode("utf-8")))
     return 1 if any(finding.severity == "error" for finding in findings) else 0
@@ -306,11 +307,13 @@ def _options(parsed: argparse.Namespace) -> Options:
 
 
 def _warn(parsed: argparse.Namespace, findings: Sequence[Any]) -> None:
-    for finding in findings if not parsed.quiet else ():
-        if finding.severity != "info":
-            print(f"{PROGRAM}: {finding.severity}: {one_line(finding.message)}", file=sys.stderr)
-            if finding.hint:
-                print(f"hint: {one_line(finding.hint)}", file=sys.stderr)
+    """Each warning on a line of its own, as scripts count them; a hint that several have in a row once, after them."""
+    shown = [finding for finding in findings if finding.severity != "info" and not parsed.quiet]
+    for finding, following in itertools.zip_longest(shown, shown[1:]):
+        print(f"{PROGRAM}: {finding.severity}: {one_line(finding.message)}", file=sys.stderr)
+        is_said_again = following is not None and (following.code, following.hint) == (finding.code, finding.hint)
+        if finding.hint and not is_said_again:
+            print(f"hint: {one_line(finding.hint)}", file=sys.stderr)
 
 
 def _spare_inputs(parsed: argparse.Namespace, *, in_place: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from pcinuma import mmio
@@ -373,7 +373,7 @@ def _judged(made: Plan, options: Options, cells: CellMap) -> Plan:
         return made
     odd = [placement for placement in made.placements if not placement.fits]
     if odd:
-        reasons = "; ".join(f"{p.device.label}: {p.reason}" for p in odd)
+        reasons = "; ".join(_reasons(odd))
         count = f"{len(odd)} of {len(made.placements)} devices do" if len(odd) > 1 else "1 device does"
         hint = next((p.hint for p in odd if p.hint), None)
         return replace(made, refusal=f"policy {options.policy}: {count} not fit a cell: {reasons}", refusal_hint=hint)
@@ -382,6 +382,16 @@ def _judged(made: Plan, options: Options, cells: CellMap) -> Plan:
     if options.policy == "single-numa-node":
         return _single_node(made, cells)
     return made
+
+
+def _reasons(odd: Iterable[Placement]) -> Iterator[str]:
+    """Every device with its reason. One that many share comes first and once: a line has an end."""
+    of_reason: dict[str | None, list[str]] = {}
+    for placement in odd:
+        of_reason.setdefault(placement.reason, []).append(placement.device.label)
+    for reason, labels in of_reason.items():
+        names = ", ".join(labels)
+        yield f"{names}: {reason}" if len(labels) < 4 else f"{reason}: {names}"
 
 
 def _single_node(made: Plan, cells: CellMap) -> Plan:
