@@ -35,6 +35,7 @@ ROOT_HINT = (
     "else --addressed move (annotation pcinuma.vm.kubevirt.io/addressed: move)"
 )
 
+ROOM_HINT = "pass through fewer devices, or give the VM fewer other PCI devices"
 
 SWITCH_LINK_SPEED = Finding(
     "switch-link-speed",
@@ -311,9 +312,11 @@ def _seated(
     if seating.misfit is None:
         return seating, list(placements)
     code, reason = seating.misfit
-    hint = "pass through fewer devices, or give the VM fewer other PCI devices"
+    going = seating.without_room or going
     left = [
-        replace(p, kind="left", code=code, reason=reason, hint=hint, fits=False) if p.device.element in going else p
+        replace(p, kind="left", code=code, reason=reason, hint=ROOM_HINT, fits=False)
+        if p.device.element in going
+        else p
         for p in placements
     ]
     return seating, left
