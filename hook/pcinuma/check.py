@@ -115,8 +115,9 @@ def _seen(placement: Placement, domain: Domain, moved: frozenset[int]) -> Findin
 
 def _inviting(domain: Domain) -> tuple[int, int] | None:
     """A root port below an expander that is empty, and the expander's cell: libvirt may put a device there."""
-    parts = (*domain.devices, *domain.others, *domain.controllers)
-    taken = {part.address.bus for part in parts if part.address is not None}
+    addresses = [device.address for device in domain.devices] + [other.address for other in domain.others]
+    addresses += [controller.address for controller in domain.controllers]
+    taken = {address.bus for address in addresses if address is not None}
     for controller in domain.controllers:
         expander = expander_above(controller, domain.controllers)
         if controller.model != "pcie-root-port" or controller.index is None or controller.index in taken:

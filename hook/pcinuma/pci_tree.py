@@ -22,8 +22,8 @@ AUTOMATIC_BUSES = 2
 class Surroundings:
     """What the rest of the domain takes, as if no controller of ours were there.
 
-    ``indexes`` are those that new controllers take first, ``highest_index`` is the highest controller index in use, after
-    which come the rest, ``root_buses`` how many bus numbers the root bus and
+    ``indexes`` are those that new controllers take first, ``highest_index`` is the highest controller index in use,
+    after which come the rest, ``root_buses`` how many bus numbers the root bus and
     everything below it may come to need, ``root_slots`` how many of bus 0's slots are taken, ``blocks`` the bus
     ranges (first, count) of other expanders with a busNr, ``automatic`` the number of expanders without.
     """

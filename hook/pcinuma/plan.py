@@ -312,10 +312,10 @@ def _seated(
     if seating.misfit is None:
         return seating, list(placements)
     code, reason = seating.misfit
-    going = seating.without_room or going
+    roomless = seating.without_room or going
     left = [
         replace(p, kind="left", code=code, reason=reason, hint=ROOM_HINT, fits=False)
-        if p.device.element in going
+        if p.device.element in roomless
         else p
         for p in placements
     ]

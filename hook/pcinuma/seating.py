@@ -26,9 +26,9 @@ def seat(candidates: Sequence[Candidate], detached: Sequence[Device], domain: Do
     """Where the candidates go; ``detached`` are devices on a set of ours that lose their place there.
 
     A set that has the same shape (the same expanders with the same ports for the same devices) keeps its indexes,
-    whatever KubeVirt dropped of it; any other set of ours is stale and goes as a whole. Its indexes go with it, or, where
-    the guest has no room for that, to the new set. Where it has none for that either, a set that fits those of the
-    candidates that sit on it stays, and the others get no place.
+    whatever KubeVirt dropped of it; any other set of ours is stale and goes as a whole. Its indexes go with it, or,
+    where the guest has no room for that, to the new set. Where it has none for that either, a set that fits those of
+    the candidates that sit on it stays, and the others get no place.
     """
     ours = [controller for controller in domain.controllers if controller.is_ours]
     if not candidates:
@@ -63,8 +63,8 @@ def _kept(
     domain: Domain,
     taken: frozenset[str],
 ) -> tuple[PlannedExpander, ...] | None:
-    """The groups on the set that is there. It has its indexes and its slots; its bus numbers must still be free. What it
-    left for ports to come may have been taken by them since."""
+    """The groups on the set that is there. It has its indexes and its slots; its bus numbers must still be free. What
+    it left for ports to come may have been taken by them since."""
     for spare in (SPARE_PORTS, 0):
         around = surroundings(domain, placed, detached, refilled=len(ours), spare=spare)
         if first_bus(groups, around) is not None:

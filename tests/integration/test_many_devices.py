@@ -93,9 +93,9 @@ def test_doctor_counts_them_too(tmp_path: Path) -> None:
         ids = {"class": "0x030200", "vendor": "0x10de", "numa_node": "-1"}
         tree.function(f"pci0000:40/0000:4{number}:00.0", ids, driver="vfio-pci", group=number)
     command = [str(sidecar.PROGRAM), "doctor", "--sysfs", str(tree.sys)]
-    assert len(re.findall(rf"numa-unknown: 5 devices \({named}\): the node of each is unknown", text)) == 1
+    text = " ".join(subprocess.run(command, capture_output=True, text=True, timeout=60, check=False).stdout.split())
     named = "0000:40:00.0, 0000:41:00.0, 0000:42:00.0 and 2 more"
-    assert len(re.findall(rf"numa-unknown: 5 devices \({named}\\): the node of each is unknown", text)) == 1
+    assert text.count(f"numa-unknown: 5 devices ({named}): the node of each is unknown") == 1
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=60, check=False)
     codes = [finding["code"] for finding in json.loads(done.stdout)["findings"]]
     assert codes.count("numa-unknown") == 5
