@@ -28,6 +28,7 @@ from pcinuma.edge import (
 from pcinuma.errors import BadInput, BadOption, PcinumaError, one_line
 
 if TYPE_CHECKING:
+    from pcinuma.kubelet_config import Loaded
     from pcinuma.model import Options
     from pcinuma.node_facts import NodeFacts
     from pcinuma.output import Replacement
@@ -192,16 +193,13 @@ def _snapshot(parsed: argparse.Namespace) -> int:
 
 
 def _doctor(parsed: argparse.Namespace) -> int:
-    from pcinuma import doctor, doctor_report, kubelet_config, options
+    from pcinuma import doctor, doctor_report
     from pcinuma.schema import problems
 
     _spare_inputs(parsed)
-    config = None
-    if parsed.kubelet_config is not None:
-        example = f"kubectl get --raw /api/v1/nodes/NODE/proxy/configz | {PROGRAM} doctor --kubelet-config -"
-        given = _file_or_stdin(parsed.kubelet_config, options.MAX_BYTES, "KubeletConfiguration", example)
-        config = kubelet_config.load(*given)
-    diagnosis = doctor.diagnose(_node_facts(parsed), config)
+    kubelet = _kubelet(parsed)
+    config, findings = (kubelet.config, kubelet.findings) if kubelet is not None else (None, ())
+    diagnosis = doctor.diagnose(_node_facts(parsed), config, findings)
     if parsed.json:
         content = doctor_report.as_dict(diagnosis)
         if wrong := problems(content, "doctor"):
@@ -211,6 +209,27 @@ def _doctor(parsed: argparse.Namespace) -> int:
         text = doctor_report.as_text(diagnosis, quiet=parsed.quiet)
     _write(parsed.output, text.encode("utf-8"))
     return 1 if diagnosis.has_errors else 0
+
+
+def _kubelet(parsed: argparse.Namespace) -> Loaded | None:
+    """The kubelet's configuration: its file, the drop-in files over it, both, or none."""
+    from pcinuma import kubelet_config, options
+
+    loaded = None
+    if parsed.kubelet_config is not None:
+        example = f"kubectl get --raw /api/v1/nodes/NODE/proxy/configz | {PROGRAM} doctor --kubelet-config -"
+        given = _file_or_stdin(parsed.kubelet_config, options.MAX_BYTES, "KubeletConfiguration", example)
+        loaded = kubelet_config.read(*given)
+    if parsed.kubelet_config_dir is None:
+        return loaded
+    from pcinuma import kubelet_drop_ins
+
+    if loaded is not None and loaded.is_running:
+        what = "a dump of configz has the drop-in files in it already"
+        raise BadOption(what, where="--kubelet-config-dir", hint="give the dump alone, or the kubelet's own file")
+    drop_ins = kubelet_drop_ins.find(parsed.kubelet_config_dir)
+    contents = [read_file(path, options.MAX_BYTES) for path in drop_ins.files]
+    return kubelet_drop_ins.merged(loaded, drop_ins, contents)
 
 
 def _node_facts(parsed: argparse.Namespace) -> NodeFacts:
@@ -516,6 +535,9 @@ Run it as root: Linux shows others no ACS and ATS. Exit status 1 when a finding 
 example, on the node:
   pcinuma doctor --kubelet-config /var/lib/kubelet/config.yaml
 
+example, where the kubelet has a --config-dir, too:
+  pcinuma doctor --kubelet-config /var/lib/kubelet/config.yaml --kubelet-config-dir /etc/kubernetes/kubelet.conf.d
+
 example, with what the kubelet runs with:
   kubectl get --raw /api/v1/nodes/NODE/proxy/configz | pcinuma doctor --kubelet-config -
 
@@ -565,6 +587,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="the node's KubeletConfiguration, YAML or JSON, a dump of its configz, or kubeadm's ConfigMap;"
         " - is standard input",
+    )
+    doctor.add_argument(
+        "--kubelet-config-dir",
+        metavar="DIR",
+        help="the kubelet's --config-dir: its files *.conf are laid over the configuration, as the kubelet does",
     )
     form = doctor.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="write node, findings and proposal as JSON")
