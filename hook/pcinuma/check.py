@@ -99,16 +99,18 @@ def _seen(placement: Placement, domain: Domain, moved: frozenset[int]) -> Findin
         )
     if placement.kind == "kept" or (expander is not None and expander.node is not None):
         return None
-    if address is None:
-        where = f"{label} has no guest address yet, and libvirt gives it one on bus 0"
-        if inviting := _inviting(domain):
-            port, cell = inviting
-            where = (
-                f"{label} has no guest address yet, and libvirt may put it on port {port}, on cell {cell}, or on bus 0"
-            )
-    else:
+    cell = placement.cell
+    if address is not None:
         where = f"the guest address {address} of {label} is {whereabouts(address, domain)}"
-    message = f"{where}: the guest will see numa_node -1 for it, not cell {placement.cell}"
+    else:
+        where = f"{label} has no guest address yet, and libvirt gives it one on bus 0"
+    message = f"{where}: the guest will see numa_node -1 for it, not cell {cell}"
+    if address is None and (inviting := _inviting(domain)):
+        port, other = inviting
+        message = (
+            f"{label} has no guest address yet, and belongs on cell {cell}: libvirt gives it a free port, maybe port"
+            f" {port}, where the guest sees cell {other}, or one on bus 0, where it sees numa_node -1"
+        )
     has_room = placement.kind in ("placed", "approximate")  # else the plan says what stands in the way
     return Finding("not-placed", "warning", message, label, "pcinuma transform places it" if has_room else None)
 

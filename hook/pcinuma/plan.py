@@ -199,7 +199,10 @@ def _place(
     if cell is None:
         reason = f"host node {node} belongs to no guest cell"
         hint = "--unmapped nearest puts it on the nearest cell"
-        if options.unmapped == "nearest":
+        if not any(cells.nodes_of.values()):
+            reason = f"{reason}: no memnode and no vcpupin binds a cell to a host node"
+            hint = "bind the cells: a memnode for each; in a VM's spec numa.guestMappingPassthrough"
+        elif options.unmapped == "nearest":
             reason, hint = f"{reason}, and the host's distance table does not name a nearest one", ""
         return Placement(device, source, node, None, "left", code="node-unmapped", reason=reason, hint=hint, fits=False)
     if (kept := _kept(device, source, node, cell, domain, options, without_room)) is not None:
