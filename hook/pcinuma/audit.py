@@ -83,6 +83,7 @@ class _Read:
         machine = attribute(find(document.root, "os", "type"), "machine") or ""
         self.is_pcie = "q35" in machine or machine.startswith("virt")
         self.is_q35 = "q35" in machine
+        self.has_no_expanders = bool(machine) and not self.is_pcie
         self.ports_to_come = _ports_to_come(self)
 
     def root_of(self, part: Part) -> Part | None:
@@ -252,6 +253,10 @@ def _expanders(read: _Read) -> Iterator[Finding]:
             )
         if part.model != EXPANDER:
             continue
+        if read.has_no_expanders:
+            yield _error(
+                "expander-model", f"{part.name}: this machine type takes no expander, libvirt refuses it", part
+            )
         if part.node is None:
             hint = (
                 "pcinuma transform --addressed move places its devices anew; KubeVirt before 1.8 drops the node between"

@@ -306,6 +306,15 @@ def test_controllers_as_people_write_them(controllers: str, is_refused: bool) ->
 
 
 @pytest.mark.libvirt
+def test_an_expander_on_i440fx() -> None:
+    """As KubeVirt 1.9's own placement writes it for such a VM."""
+    xml = by_another_hand(252, 254).replace('machine="q35"', 'machine="pc"')
+    with pytest.raises(LibvirtRejected, match="not supported with this machine type"):
+        define_and_dump(xml)
+    assert said(xml, HOST)["expander-model"].severity == "error"
+
+
+@pytest.mark.libvirt
 def test_a_device_below_an_expander_without_an_index() -> None:
     """libvirt gives it 1, the lowest that is free, and so the port is on it."""
     expander = INDEXLESS.format("pcie-expander-bus", "<target busNr='100'><node>0</node></target>")
