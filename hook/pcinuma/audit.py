@@ -7,8 +7,8 @@ severity error names something that libvirt refuses, that the guest loses, or th
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import zip_longest
+from dataclasses import dataclass, replace
+from itertools import count, zip_longest
 
 from pcinuma.domain_xml import Document, Element, attribute, children, find, tag_of, text_of
 from pcinuma.model import ALIAS_PREFIX, Finding, Severity
@@ -33,6 +33,10 @@ TARGET_OPTIONS = {
     "dmi-to-pci-bridge": (),
     "pci-bridge": ("chassisNr",),
 }
+BRIDGE_PARENTS = {"dmi-to-pci-bridge": ("pcie-root",), "pcie-to-pci-bridge": SINGLE_SLOT}
+FROM_SLOT_1 = ("pci-bridge", "pcie-to-pci-bridge")
+ROOTS = ("pcie-root", "pci-root")
+MODELS = (*TARGET_OPTIONS, *ROOTS, "pcie-to-pci-bridge", "pci-expander-bus", "pxb")
 Q35_OWN = {(0, 0x1F, 0): "ISA bridge", (0, 0x1F, 2): "SATA controller", (0, 0x1F, 3): "SMBus"}
 
 Where = tuple[int, int, int]
@@ -67,7 +71,7 @@ class _Read:
 
     def __init__(self, document: Document):
         devices = find(document.root, "devices")
-        self.parts = [_part(element) for element in children(devices)] if devices is not None else []
+        self.parts = _indexed([_part(element) for element in children(devices)] if devices is not None else [])
         self.controllers = {part.index: part for part in self.parts if part.index is not None}
         self.by_bus: dict[int, list[Part]] = {}
         for part in self.parts:
@@ -79,6 +83,7 @@ class _Read:
         machine = attribute(find(document.root, "os", "type"), "machine") or ""
         self.is_pcie = "q35" in machine or machine.startswith("virt")
         self.is_q35 = "q35" in machine
+        self.has_no_expanders = bool(machine) and not self.is_pcie
         self.ports_to_come = _ports_to_come(self)
 
     def root_of(self, part: Part) -> Part | None:
@@ -95,13 +100,26 @@ def audit(document: Document) -> list[Finding]:
     """What is wrong with the domain's PCI topology, in document order; nothing is changed."""
     read = _Read(document)
     rules = (
-        *(_indexes, _parents, _expanders, _targets, _addresses, _functions),
+        *(_indexes, _models, _parents, _expanders, _targets, _addresses, _functions),
         *(_ports_of_ours, _aliases, _bus_room, _root_slots),
     )
     return [finding for rule in rules for finding in rule(read)]
 
 
 # --- reading ---------------------------------------------------------------------------------------------------
+
+
+def _indexed(parts: list[Part]) -> list[Part]:
+    """The parts, where a PCI controller without an index has the one that libvirt gives it: the lowest that is free."""
+    used = {part.index for part in parts}
+    found = []
+    for part in parts:
+        if part.index is None and part.model is not None:
+            index = next(number for number in count() if number not in used)
+            used.add(index)
+            part = replace(part, index=index, name=part.name.replace(f"{part.model} None", f"{part.model} {index}", 1))
+        found.append(part)
+    return found
 
 
 def _part(element: Element) -> Part:
@@ -163,6 +181,20 @@ def _indexes(read: _Read) -> Iterator[Finding]:
         seen.add(part.index)
 
 
+def _models(read: _Read) -> Iterator[Finding]:
+    """libvirt knows the models below, and takes a root alone at index 0."""
+    for part in read.parts:
+        if part.model is None:
+            continue
+        if part.model not in MODELS:
+            yield _error("controller-model", f"{part.name}: libvirt knows no such model", part)
+        elif part.index == 0 and part.model not in ROOTS:
+            hint = (
+                "give it an index above 0" if attribute(part.element, "index") else "give it an index: libvirt takes 0"
+            )
+            yield _error("controller-model", f"{part.name} has index 0, which is the machine's root", part, hint)
+
+
 def _parents(read: _Read) -> Iterator[Finding]:
     for part in read.parts:
         if part.index is None or part.at is None or part.index == 0:
@@ -188,6 +220,10 @@ def _parents(read: _Read) -> Iterator[Finding]:
             )
         if part.model == EXPANDER and part.at[0] != 0:
             yield _error("expander-parent", "an expander can sit on bus 0 only", part)
+        if part.model in BRIDGE_PARENTS and part.at[0] in (0, *read.controllers):
+            at = read.controllers[part.at[0]].model if part.at[0] else ROOTS[0]
+            if at not in (*BRIDGE_PARENTS[part.model], EXPANDER):  # what cannot be on an expander is said above
+                yield _error("bridge-parent", f"a {part.model} cannot sit on a {at}", part)
     for part in read.parts:
         parent = read.controllers.get(part.at[0]) if part.at is not None else None
         if not part.is_controller and parent is not None and parent.model == EXPANDER:
@@ -202,6 +238,8 @@ def _parents(read: _Read) -> Iterator[Finding]:
             yield _error("address-range", f"{part.name} has slot {part.at[1]:#x}, function {part.at[2]}", part)
         if parent is not None and parent.model in SINGLE_SLOT and part.at[1] != 0:
             yield _error("address-range", f"a {parent.model} has slot 0 only, not {part.at[1]:#x}", part)
+        if parent is not None and parent.model in FROM_SLOT_1 and part.at[1] == 0:
+            yield _error("address-range", f"a {parent.model} has no slot 0", part)
         if parent is None and part.at[0] and part.at[1] and _is_passthrough(part.element):
             message = f"index {part.at[0]} is none: libvirt makes a root port of it, which has slot 0 only"
             yield _error("address-range", message, part)
@@ -215,6 +253,10 @@ def _expanders(read: _Read) -> Iterator[Finding]:
             )
         if part.model != EXPANDER:
             continue
+        if read.has_no_expanders:
+            yield _error(
+                "expander-model", f"{part.name}: this machine type takes no expander, libvirt refuses it", part
+            )
         if part.node is None:
             hint = (
                 "pcinuma transform --addressed move places its devices anew; KubeVirt before 1.8 drops the node between"
@@ -414,7 +456,7 @@ def _takes_port(element: Element) -> bool:
     if tag == "input":
         return attribute(element, "bus") == "virtio"
     if tag == "hostdev":
-        return attribute(element, "type") in ("pci", "mdev")
+        return attribute(element, "type") in ("pci", "mdev", "scsi_host")
     if tag == "video":
         return attribute(find(element, "model"), "type") != "none"
     if tag in ("iommu", "memory"):

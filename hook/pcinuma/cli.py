@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pcinuma import __version__
@@ -27,6 +28,7 @@ from pcinuma.edge import (
 from pcinuma.errors import BadInput, BadOption, PcinumaError, one_line
 
 if TYPE_CHECKING:
+    from pcinuma.kubelet_config import Loaded
     from pcinuma.model import Options
     from pcinuma.node_facts import NodeFacts
     from pcinuma.output import Replacement
@@ -153,7 +155,7 @@ def _check(parsed: argparse.Namespace) -> int:
     if parsed.json:
         text = json_text(content)
     else:
-        lines = [report.finding_line(finding) for finding in findings] or ["nothing found"]
+        lines = [report.finding_line(finding) for finding in report.grouped(findings)] or ["nothing found"]
         text = "\n".join(lines) + "\n"
     _write_all(*outputs, (parsed.output, text.encode("utf-8")))
     return 1 if any(finding.severity == "error" for finding in findings) else 0
@@ -191,16 +193,13 @@ def _snapshot(parsed: argparse.Namespace) -> int:
 
 
 def _doctor(parsed: argparse.Namespace) -> int:
-    from pcinuma import doctor, doctor_report, kubelet_config, options
+    from pcinuma import doctor, doctor_report
     from pcinuma.schema import problems
 
     _spare_inputs(parsed)
-    config = None
-    if parsed.kubelet_config is not None:
-        example = f"kubectl get --raw /api/v1/nodes/NODE/proxy/configz | {PROGRAM} doctor --kubelet-config -"
-        given = _file_or_stdin(parsed.kubelet_config, options.MAX_BYTES, "KubeletConfiguration", example)
-        config = kubelet_config.load(*given)
-    diagnosis = doctor.diagnose(_node_facts(parsed), config)
+    kubelet = _kubelet(parsed)
+    config, findings = (kubelet.config, kubelet.findings) if kubelet is not None else (None, ())
+    diagnosis = doctor.diagnose(_node_facts(parsed), config, findings)
     if parsed.json:
         content = doctor_report.as_dict(diagnosis)
         if wrong := problems(content, "doctor"):
@@ -210,6 +209,27 @@ def _doctor(parsed: argparse.Namespace) -> int:
         text = doctor_report.as_text(diagnosis, quiet=parsed.quiet)
     _write(parsed.output, text.encode("utf-8"))
     return 1 if diagnosis.has_errors else 0
+
+
+def _kubelet(parsed: argparse.Namespace) -> Loaded | None:
+    """The kubelet's configuration: its file, the drop-in files over it, both, or none."""
+    from pcinuma import kubelet_config, options
+
+    loaded = None
+    if parsed.kubelet_config is not None:
+        example = f"kubectl get --raw /api/v1/nodes/NODE/proxy/configz | {PROGRAM} doctor --kubelet-config -"
+        given = _file_or_stdin(parsed.kubelet_config, options.MAX_BYTES, "KubeletConfiguration", example)
+        loaded = kubelet_config.read(*given)
+    if parsed.kubelet_config_dir is None:
+        return loaded
+    from pcinuma import kubelet_drop_ins
+
+    if loaded is not None and loaded.is_running:
+        what = "a dump of configz has the drop-in files in it already"
+        raise BadOption(what, where="--kubelet-config-dir", hint="give the dump alone, or the kubelet's own file")
+    drop_ins = kubelet_drop_ins.find(parsed.kubelet_config_dir)
+    contents = [read_file(path, options.MAX_BYTES) for path in drop_ins.files]
+    return kubelet_drop_ins.merged(loaded, drop_ins, contents)
 
 
 def _node_facts(parsed: argparse.Namespace) -> NodeFacts:
@@ -306,11 +326,13 @@ def _options(parsed: argparse.Namespace) -> Options:
 
 
 def _warn(parsed: argparse.Namespace, findings: Sequence[Any]) -> None:
-    for finding in findings if not parsed.quiet else ():
-        if finding.severity != "info":
-            print(f"{PROGRAM}: {finding.severity}: {one_line(finding.message)}", file=sys.stderr)
-            if finding.hint:
-                print(f"hint: {one_line(finding.hint)}", file=sys.stderr)
+    """Each warning on a line of its own, as scripts count them; a hint that several have in a row once, after them."""
+    shown = [finding for finding in findings if finding.severity != "info" and not parsed.quiet]
+    for finding, following in itertools.zip_longest(shown, shown[1:]):
+        print(f"{PROGRAM}: {finding.severity}: {one_line(finding.message)}", file=sys.stderr)
+        is_said_again = following is not None and (following.code, following.hint) == (finding.code, finding.hint)
+        if finding.hint and not is_said_again:
+            print(f"hint: {one_line(finding.hint)}", file=sys.stderr)
 
 
 def _spare_inputs(parsed: argparse.Namespace, *, in_place: bool = False) -> None:
@@ -513,6 +535,9 @@ Run it as root: Linux shows others no ACS and ATS. Exit status 1 when a finding 
 example, on the node:
   pcinuma doctor --kubelet-config /var/lib/kubelet/config.yaml
 
+example, where the kubelet has a --config-dir, too:
+  pcinuma doctor --kubelet-config /var/lib/kubelet/config.yaml --kubelet-config-dir /etc/kubernetes/kubelet.conf.d
+
 example, with what the kubelet runs with:
   kubectl get --raw /api/v1/nodes/NODE/proxy/configz | pcinuma doctor --kubelet-config -
 
@@ -545,14 +570,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain = command("explain", _explain, "the tree before and after, where each device goes and why", _EXPLAIN)
     _add_inputs(explain)
-    explain.add_argument("--json", action="store_true", help="write the report as JSON")
     explain.add_argument("--svg", metavar="FILE", help="draw it, too: one picture, before, host and after")
-    explain.add_argument("--ascii", action="store_true", help="draw the trees in ASCII")
+    form = explain.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="write the report as JSON")
+    form.add_argument("--ascii", action="store_true", help="draw the trees in ASCII")
     nccl_topo = command("nccl-topo", _nccl_topo, "NCCL topology file for the guest", _NCCL_TOPO)
-    _add_inputs(nccl_topo)
+    _add_inputs(nccl_topo, idle=dict.fromkeys(("distances", "gpudirect-clique"), "the file says nothing of it"))
     nccl_topo.add_argument("-q", dest="quiet", action="store_true", help="no warnings on standard error")
     check = command("check", _check, "audit a domain XML as it stands", _CHECK)
-    _add_inputs(check)
+    _add_inputs(check, idle=dict.fromkeys(("distances", "gpudirect-clique"), "check judges the domain as it stands"))
     check.add_argument("--json", action="store_true", help="write the findings as JSON")
     doctor = command("doctor", _doctor, "is this node set up for aligned VMs?", _DOCTOR)
     add_host(doctor)
@@ -562,8 +588,14 @@ def _parser() -> argparse.ArgumentParser:
         help="the node's KubeletConfiguration, YAML or JSON, a dump of its configz, or kubeadm's ConfigMap;"
         " - is standard input",
     )
-    doctor.add_argument("--json", action="store_true", help="write node, findings and proposal as JSON")
-    doctor.add_argument("-q", dest="quiet", action="store_true", help="write errors and warnings only")
+    doctor.add_argument(
+        "--kubelet-config-dir",
+        metavar="DIR",
+        help="the kubelet's --config-dir: its files *.conf are laid over the configuration, as the kubelet does",
+    )
+    form = doctor.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="write node, findings and proposal as JSON")
+    form.add_argument("-q", dest="quiet", action="store_true", help="write errors and warnings only")
     doctor.add_argument("-o", dest="output", metavar="FILE", help="where the result goes (default: standard output)")
     certs = command("certs", _certs, "keep the webhook's serving certificate", _CERTS)
     certs.add_argument("--namespace", metavar="NAME", help="of Secret and Service (default: the pod's own)")
@@ -606,12 +638,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_inputs(parser: argparse.ArgumentParser) -> None:
+def _add_inputs(parser: argparse.ArgumentParser, *, idle: Mapping[str, str] = {}) -> None:
     parser.add_argument(
         "domain", nargs="?", default="-", metavar="DOMAIN", help="domain XML; - (default): standard input"
     )
     parser.add_argument("--vmi", metavar="FILE", help="the VM or VMI, YAML or JSON; its annotations set the options")
     add_host(parser)
-    add_options(parser)
+    add_options(parser, idle=idle)
     parser.add_argument("-o", dest="output", metavar="FILE", help="where the result goes (default: standard output)")
     parser.add_argument("--report", metavar="FILE", help="where the JSON report goes (default: nowhere)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pcinuma.device_checks import Watched, check_devices, parsed_configs, watched
@@ -33,13 +34,14 @@ class Diagnosis:
         return any(finding.severity == "error" for finding in self.findings)
 
 
-def diagnose(facts: NodeFacts, kubelet: Config | None) -> Diagnosis:
-    """All findings, errors first, and the fragment of a KubeletConfiguration that fits the node."""
+def diagnose(facts: NodeFacts, kubelet: Config | None, of_files: Sequence[Finding] = ()) -> Diagnosis:
+    """All findings, errors first, and the fragment of a KubeletConfiguration that fits the node. ``of_files`` are those
+    about the files that ``kubelet`` was read from."""
     configs = parsed_configs(facts)
     devices = watched(facts, configs)
     found = [*check_node(facts), *check_devices(facts, devices), *check_peers(facts, devices, configs)]
     if kubelet is not None:
-        found += check_kubelet(kubelet, facts)
+        found += [*of_files, *check_kubelet(kubelet, facts)]
     if (unchecked := _unchecked(facts, kubelet)) is not None:
         found.append(unchecked)
     return Diagnosis(

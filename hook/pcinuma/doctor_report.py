@@ -13,7 +13,7 @@ from pcinuma.kubelet_proposal import Proposal
 from pcinuma.model import Finding, Link, PciAddress
 from pcinuma.node_checks import size_name
 from pcinuma.pci_config import PORT_TYPES, PciConfig
-from pcinuma.report import finding_dict
+from pcinuma.report import finding_dict, grouped
 
 VERSION = 1
 WIDTH = 80
@@ -103,7 +103,7 @@ def _count_vfs(diagnosis: Diagnosis) -> int:
 
 def as_text(diagnosis: Diagnosis, *, quiet: bool = False) -> str:
     """Sections for people; ``quiet`` leaves errors and warnings alone."""
-    findings = [finding for finding in diagnosis.findings if not quiet or finding.severity != "info"]
+    findings = grouped(finding for finding in diagnosis.findings if not quiet or finding.severity != "info")
     lines: list[str] = []
     if not quiet:
         lines += ["node", *_node_lines(diagnosis), "", "devices", *_device_lines(diagnosis), "", "findings"]

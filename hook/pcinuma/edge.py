@@ -135,13 +135,24 @@ def add_host(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sysfs", metavar="DIR", help="read the host from a tree laid out like /sys")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """The option flags and the file of defaults."""
+def add_options(parser: argparse.ArgumentParser, *, idle: Mapping[str, str] = {}) -> None:
+    """The option flags and the file of defaults; of ``idle`` ones, which would change nothing there, the reason: they
+    are refused, and not in the help."""
     from pcinuma.options import CHOICES
 
-    parser.add_argument("--config", metavar="FILE", help="YAML file of defaults, under the names of these flags")
+    parser.add_argument("--config", metavar="FILE", help="YAML file of defaults, under the names of the options")
     for name, choices in CHOICES.items():
-        parser.add_argument(f"--{name}", metavar="|".join(choices), help=OPTION_HELP[name])
+        if name in idle:
+            parser.add_argument(f"--{name}", action=_Refuse, const=idle[name], help=argparse.SUPPRESS)
+        else:
+            parser.add_argument(f"--{name}", metavar="|".join(choices), help=OPTION_HELP[name])
+
+
+class _Refuse(argparse.Action):
+    """A flag that has no effect on a command: whoever gives it expects one."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        raise BadOption(f"{self.option_strings[0]} has no effect here: {self.const}", hint=f"see {parser.prog} --help")
 
 
 def flags_of(parsed: argparse.Namespace) -> dict[str, str | None]:

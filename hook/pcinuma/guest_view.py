@@ -15,6 +15,7 @@ from pcinuma.pci_tree import expander_above, predicted_bdf
 def guest_view(domain: Domain, host: HostTopology, sources: Mapping[int, PciAddress]) -> Iterator[Finding]:
     """Warnings about cells and order; ``sources`` are the host BDFs of devices by their element."""
     for cell in domain.cells:
+        yield from _absent(cell, domain, host)
         yield from _spread(cell, domain, host)
     yield from _cut(domain)
     yield from _node_numbers(domain)
@@ -22,6 +23,17 @@ def guest_view(domain: Domain, host: HostTopology, sources: Mapping[int, PciAddr
 
 
 # --- cells -----------------------------------------------------------------------------------------------------
+
+
+def _absent(cell: Cell, domain: Domain, host: HostTopology) -> Iterator[Finding]:
+    """A cell that is bound to a node of another host: libvirt defines the domain, and does not start it."""
+    absent = [node for node in domain.memnodes.get(cell.id, ()) if node not in host.nodes]
+    if absent and host.nodes:
+        shown = ", ".join(map(str, absent))
+        message = (
+            f"cell {cell.id} is bound to host node {shown}, which this host does not have: the VM does not start here"
+        )
+        yield Finding("memnode-absent", "warning", message, None, "is the host record of the VM's node?")
 
 
 def _spread(cell: Cell, domain: Domain, host: HostTopology) -> Iterator[Finding]:

@@ -6,13 +6,14 @@ Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pcinuma.errors import BadInput
 from pcinuma.kubelet_fields import API_VERSION, FIELDS, KIND
+from pcinuma.kubelet_text import Text, parse_text
 from pcinuma.model import CpuSet, Finding
-from pcinuma.options import load_yaml
 
 Config = Mapping[str, Any]
 
@@ -28,19 +29,44 @@ TRUE, FALSE = ("1", "t", "T", "true", "TRUE", "True"), ("0", "f", "F", "false", 
 _HINT = "kubectl get --raw /api/v1/nodes/NODE/proxy/configz gives what the kubelet runs with"
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration, and what is to be said of the text that it was read from. ``is_running``: it is what a kubelet
+    runs with, drop-in files and flags included."""
+
+    config: Config
+    findings: tuple[Finding, ...] = ()
+    is_running: bool = False
+
+
 def load(data: bytes, where: str) -> Config:
+    """The configuration alone that :func:`read` reads."""
+    return read(data, where).config
+
+
+def read(data: bytes, where: str) -> Loaded:
     """The KubeletConfiguration in YAML or JSON, in a dump of ``configz``, or in a ConfigMap as kubeadm keeps it.
 
     Raises BadInput when it is none. ``configz`` is what a kubelet runs with, so what only a newer one has is left out.
     """
-    content = load_yaml(data, where)
-    if isinstance(content, Mapping) and content.get("kind") == "ConfigMap":
-        content, where = _in_config_map(content, where)
+    text = parse_text(data, where)
+    if isinstance(text.content, Mapping) and text.content.get("kind") == "ConfigMap":
+        text, where = _in_config_map(text, where)
+    content, is_running = text.content, False
     if isinstance(content, Mapping) and set(content) == {"kubeletconfig"}:
-        content = content["kubeletconfig"]
+        content, is_running = content["kubeletconfig"], True
         if isinstance(content, Mapping):
             known = {name: value for name, value in content.items() if name in FIELDS}
             content = {"apiVersion": API_VERSION, "kind": KIND, **known}
+    if content is None and text.ignored:
+        raise BadInput("the first YAML document is empty, and the kubelet reads no other", where=where, hint=_HINT)
+    findings = [*ignored_documents(text, where)]
+    findings += [_taken_last(name, where) for name in text.twice]
+    return Loaded(checked(content, where), tuple(findings), is_running)
+
+
+def checked(content: Any, where: str) -> Config:
+    """The content when it has the form of a KubeletConfiguration, whole or in part. Raises BadInput."""
     if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
         raise BadInput("not a KubeletConfiguration: no mapping", where=where, hint=_HINT)
     kind = content.get("kind", KIND)
@@ -64,14 +90,38 @@ def load(data: bytes, where: str) -> Config:
     return content
 
 
-def _in_config_map(content: Mapping[Any, Any], where: str) -> tuple[Any, str]:
+def ignored_documents(text: Text, where: str) -> Iterator[Finding]:
+    """A warning where a file has more than the one document that the kubelet reads."""
+    if text.ignored:
+        yield Finding(
+            "kubelet-documents",
+            "warning",
+            f"{where} has {text.ignored + 1} YAML documents: the kubelet reads the first, and of the rest says no word",
+            None,
+            "put all of it into the first document, or into files of the kubelet's --config-dir",
+        )
+
+
+def _taken_last(name: str, where: str) -> Finding:
+    return Finding(
+        "kubelet-twice",
+        "warning",
+        f"{where} has {name[:80]} twice: the kubelet takes the last, and says so in its log alone",
+        None,
+        "take one of them away",
+    )
+
+
+def _in_config_map(text: Text, where: str) -> tuple[Text, str]:
     """What the ConfigMap holds under data.kubelet (kubeadm's kubelet-config), and where that is."""
-    data = content.get("data")
-    text = data.get("kubelet") if isinstance(data, Mapping) else None
-    if not isinstance(text, str):
+    if text.ignored:
+        raise BadInput("a ConfigMap and other YAML documents after it", where=where, hint="give the ConfigMap alone")
+    data = text.content.get("data")
+    inner = data.get("kubelet") if isinstance(data, Mapping) else None
+    if not isinstance(inner, str):
         raise BadInput("a ConfigMap without a text data.kubelet, where kubeadm keeps it", where=where, hint=_HINT)
     inside = f"{where}, data.kubelet"
-    return load_yaml(text.encode("utf-8", "surrogatepass"), inside), inside
+    return parse_text(inner.encode("utf-8", "surrogatepass"), inside), inside
 
 
 def _check_reservations(reservations: Any, where: str) -> None:

@@ -22,19 +22,20 @@ from pcinuma.switches import Branch, Candidate, branches_of
 def lay_out(groups: Sequence[Group], around: Surroundings, taken: frozenset[str]) -> tuple[PlannedExpander, ...]:
     """The expanders with their ports in the host's order, of groups for which there is no :func:`misfit`.
 
-    Groups ascend by their lowest host BDF, devices by host BDF; indexes follow from the highest in use + 1; bus
-    numbers ascend, the last block ends at 255 or below another expander's block.
+    Groups ascend by their lowest host BDF, devices by host BDF; indexes follow from the highest in use + 1, after those
+    that are to be taken first; bus numbers ascend, the last block ends at 255 or below another expander's block.
     """
     first = first_bus(groups, around)
     assert first is not None  # else there is a misfit
     names = _Names(taken)
-    index, bus_nr = around.highest_index + 1, first
+    bus_nr = first
+    indexes = itertools.chain(around.indexes, itertools.count(around.highest_index + 1))
     expanders = []
     for group in groups:
-        ports = tuple(_ports(group.branches, "pcie-root-port", index, itertools.count(index + 1), names))
+        index = next(indexes)
+        ports = tuple(_ports(group.branches, "pcie-root-port", index, indexes, names))
         alias = names.unique(ALIAS_PREFIX + group.name)
         expanders.append(PlannedExpander(alias, index, bus_nr, group.cell, ports))
-        index += group.buses
         bus_nr += group.buses
     return tuple(expanders)
 
@@ -45,7 +46,7 @@ def misfit(groups: Sequence[Group], around: Surroundings) -> tuple[str, str] | N
     if slots > MAX_SLOT + 1:
         return "root-bus-slots", f"the guest would need {slots} slots on bus 0, which has {MAX_SLOT + 1}"
     ours = sum(group.buses for group in groups)
-    if first_bus(groups, around) is None or around.highest_index + ours > MAX_BUS:
+    if first_bus(groups, around) is None or around.highest_index + ours - len(around.indexes) > MAX_BUS:
         others = sum(count for _, count in around.blocks) + AUTOMATIC_BUSES * around.automatic
         needed = around.root_buses + others + ours
         return "bus-numbers", f"the guest would need {needed} PCI bus numbers of {MAX_BUS + 1}"

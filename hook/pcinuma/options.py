@@ -194,7 +194,7 @@ def _loaded_yaml(text: str, where: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        if _expanded_size(node, {}) > MAX_EXPANDED:
+        if not expanded_size_is_allowed(node):
             raise BadInput("not YAML that can be read: it holds too much, or its aliases repeat too much", where=where)
         return loader.construct_document(node)
     except yaml.MarkedYAMLError as error:
@@ -204,6 +204,11 @@ def _loaded_yaml(text: str, where: str) -> Any:
         raise BadInput(f"not YAML: {error}", where=where) from None
     finally:
         loader.dispose()
+
+
+def expanded_size_is_allowed(node: Any) -> bool:
+    """Whether a YAML node, every alias written out, holds no more than is worked on."""
+    return _expanded_size(node, {}) <= MAX_EXPANDED
 
 
 def _expanded_size(node: Any, known: dict[int, int]) -> int:

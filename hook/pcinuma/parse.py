@@ -5,6 +5,7 @@ Numbers are read as libvirt reads them, by C's strtoul: ``0x1f`` hexadecimal, ``
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from dataclasses import replace
@@ -288,8 +289,22 @@ def _with_ownership(controllers: list[PciController]) -> tuple[PciController, ..
             and (c.address.bus in expanders or (c.address.bus in ports and c.model in _SWITCH_PORTS))
         }
         if more <= ours:
-            return tuple(replace(c, is_ours=True) if c.element in ours else c for c in controllers)
+            return _with_indexes([replace(c, is_ours=True) if c.element in ours else c for c in controllers])
         ours |= more
+
+
+def _with_indexes(controllers: list[PciController]) -> tuple[PciController, ...]:
+    """A controller of another hand that says no index has the lowest that is free (libvirt's
+    virDomainControllerFindUnusedIndex). One of ours has lost it, and has none."""
+    used = {controller.index for controller in controllers}
+    found = []
+    for controller in controllers:
+        if controller.index is None and not controller.is_ours:
+            index = next(number for number in itertools.count() if number not in used)
+            used.add(index)
+            controller = replace(controller, index=index)
+        found.append(controller)
+    return tuple(found)
 
 
 def _refuse_twice(document: Document, controllers: list[PciController]) -> None:

@@ -22,7 +22,8 @@ AUTOMATIC_BUSES = 2
 class Surroundings:
     """What the rest of the domain takes, as if no controller of ours were there.
 
-    ``highest_index`` is the highest controller index in use, ``root_buses`` how many bus numbers the root bus and
+    ``indexes`` are those that new controllers take first, ``highest_index`` is the highest controller index in use,
+    after which come the rest, ``root_buses`` how many bus numbers the root bus and
     everything below it may come to need, ``root_slots`` how many of bus 0's slots are taken, ``blocks`` the bus
     ranges (first, count) of other expanders with a busNr, ``automatic`` the number of expanders without.
     """
@@ -32,15 +33,21 @@ class Surroundings:
     root_slots: int
     blocks: tuple[tuple[int, int], ...]
     automatic: int
+    indexes: tuple[int, ...] = ()
 
 
 def surroundings(
-    domain: Domain, placed: Iterable[Device], detached: Iterable[Device] = (), *, ours_stay: bool = False
+    domain: Domain,
+    placed: Iterable[Device],
+    detached: Iterable[Device] = (),
+    *,
+    refilled: int = 0,
+    spare: int = SPARE_PORTS,
 ) -> Surroundings:
     """What stays of the domain when the devices in ``placed`` and our controllers are taken away.
 
     libvirt fills every index that is left out below another with a root port. Those of our controllers are left out
-    when they go, and not when ``ours_stay``.
+    when they go; of them ``refilled`` are not, for controllers of ours take them, or still have them.
     """
     gone = {device.element for device in placed}
     loose = {device.element for device in detached}
@@ -62,14 +69,13 @@ def surroundings(
     indexes = {controller.index for controller in foreign}
     gaps = sum(index not in indexes for index in range(1, highest + 1))
     ports = sum(c.model == "pcie-root-port" and c.address is None for c in foreign)
-    own = (
-        sum(c.index is not None and 0 < c.index < highest for c in domain.controllers if c.is_ours) if ours_stay else 0
-    )
+    free = sorted(c.index for c in domain.controllers if c.is_ours and c.index is not None and 0 < c.index < highest)
+    own = len(free[:refilled])
     slots = {0, CHIPSET_SLOT} | {address.slot for address in addresses if address is not None and address.bus == 0}
     automatic = sum(controller.address is None for controller in roots.values())
     return Surroundings(
         highest_index=highest,
-        root_buses=1 + highest - under - own + unaddressed + SPARE_PORTS,
+        root_buses=1 + highest - under - own + unaddressed + spare,
         # libvirt puts eight of its root ports into a slot
         root_slots=len(slots) + automatic + -(-(ports + gaps - own + unaddressed + IMPLIED_DEVICES) // 8),
         blocks=tuple(
@@ -78,6 +84,7 @@ def surroundings(
             if controller.bus_nr is not None
         ),
         automatic=sum(controller.bus_nr is None for controller in roots.values()),
+        indexes=tuple(free[:refilled]),
     )
 
 
@@ -90,6 +97,20 @@ def expander_above(controller: PciController, controllers: Sequence[PciControlle
             return at
         at = by_index.get(at.address.bus) if at.address is not None and at.address.bus else None
     return None
+
+
+def whereabouts(address: PciAddress, domain: Domain) -> str:
+    """Where a guest address is that is on no cell, in words that go on after "is"."""
+    at = next((controller for controller in domain.controllers if controller.index == address.bus), None)
+    if address.bus == 0:
+        return "on bus 0"
+    if at is None:  # libvirt makes a root port of an index that is none
+        return f"on index {address.bus}, which libvirt makes a root port on bus 0"
+    shown = f"{at.model or 'controller'} {address.bus}"
+    expander = expander_above(at, domain.controllers)
+    if expander is None:
+        return f"on {shown}, below no expander"
+    return f"below expander {expander.index}, which names no cell"
 
 
 def crowded(domain: Domain) -> frozenset[int]:

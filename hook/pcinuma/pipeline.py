@@ -56,9 +56,21 @@ def transform(
     output = document.encode(text)
     if problems := _problems(document, output, made):
         first = "; ".join(problem.message for problem in problems[:3])
-        unsafe = UnsafeResult(f"the result failed verification: {first}", where=where)
+        unsafe = UnsafeResult(f"the result failed verification: {first}", where=where, hint=_way_out(made))
         return _result(xml, "refused", options, replace(made, findings=(*made.findings, *problems)), domain, unsafe)
     return _result(output, "changed", options, made, domain)
+
+
+def _way_out(made: Plan) -> str | None:
+    """What to do where a set of ours could neither stay nor make room: that is the domain's fault, not ours."""
+    if not made.drop:
+        return None
+    full = next((p.reason for p in made.placements if p.code in ("bus-numbers", "root-bus-slots")), None)
+    why = f"pcinuma's controllers of an earlier run no longer fit{f', and {full}' if full else ''}"
+    return (
+        f"{why}: take every <controller type='pci'> and the guest addresses of all devices out of the domain, and run"
+        " pcinuma again; where that has no room either, pass through fewer devices"
+    )
 
 
 def _problems(document: Document, output: bytes, made: Plan) -> list[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from pcinuma import mmio
@@ -23,7 +23,7 @@ from pcinuma.model import (
     Plan,
     PlannedExpander,
 )
-from pcinuma.pci_tree import crowded, expander_above, predicted_bdf
+from pcinuma.pci_tree import crowded, expander_above, predicted_bdf, whereabouts
 from pcinuma.seating import Seating, seat
 from pcinuma.switches import Candidate
 
@@ -35,6 +35,7 @@ ROOT_HINT = (
     "else --addressed move (annotation pcinuma.vm.kubevirt.io/addressed: move)"
 )
 
+ROOM_HINT = "pass through fewer devices, or give the VM fewer other PCI devices"
 
 SWITCH_LINK_SPEED = Finding(
     "switch-link-speed",
@@ -198,7 +199,10 @@ def _place(
     if cell is None:
         reason = f"host node {node} belongs to no guest cell"
         hint = "--unmapped nearest puts it on the nearest cell"
-        if options.unmapped == "nearest":
+        if not any(cells.nodes_of.values()):
+            reason = f"{reason}: no memnode and no vcpupin binds a cell to a host node"
+            hint = "bind the cells: a memnode for each; in a VM's spec numa.guestMappingPassthrough"
+        elif options.unmapped == "nearest":
             reason, hint = f"{reason}, and the host's distance table does not name a nearest one", ""
         return Placement(device, source, node, None, "left", code="node-unmapped", reason=reason, hint=hint, fits=False)
     if (kept := _kept(device, source, node, cell, domain, options, without_room)) is not None:
@@ -242,11 +246,18 @@ def _kept(
     if options.addressed == "move":
         return None
     if expander is not None and expander.node == cell:
-        code, reason = "no-bus", f"its address {address} is below expander {expander.index}, which has too few buses"
+        code = "no-bus"
+        below = f"below expander {expander.index}, which has too few buses: the guest may lose it"
+        on_it = f"on expander {expander.index} itself, which takes ports alone"
+        reason = f"its guest address {address} is {on_it if at is expander else below}"
     elif expander is not None and expander.node is not None:
-        code, reason = "foreign-cell", f"its address {address} is on cell {expander.node}, not on cell {cell}"
+        code = "foreign-cell"
+        where = f"below expander {expander.index}: the guest sees it on cell {expander.node}, not on cell {cell}"
+        reason = f"its guest address {address} is {where}"
     else:
-        code, reason = "addressed", f"it has the guest address {address} already, not on cell {cell}"
+        code = "addressed"
+        where = whereabouts(address, domain)
+        reason = f"its guest address {address} is {where}: the guest sees numa_node -1, not cell {cell}"
     hint = ROOT_HINT if address.bus == 0 else MOVE_HINT
     return Placement(device, source, node, cell, "kept", code=code, reason=reason, hint=hint, fits=False)
 
@@ -304,9 +315,11 @@ def _seated(
     if seating.misfit is None:
         return seating, list(placements)
     code, reason = seating.misfit
-    hint = "pass through fewer devices, or give the VM fewer other PCI devices"
+    roomless = seating.without_room or going
     left = [
-        replace(p, kind="left", code=code, reason=reason, hint=hint, fits=False) if p.device.element in going else p
+        replace(p, kind="left", code=code, reason=reason, hint=ROOM_HINT, fits=False)
+        if p.device.element in roomless
+        else p
         for p in placements
     ]
     return seating, left
@@ -366,7 +379,7 @@ def _judged(made: Plan, options: Options, cells: CellMap) -> Plan:
         return made
     odd = [placement for placement in made.placements if not placement.fits]
     if odd:
-        reasons = "; ".join(f"{p.device.label}: {p.reason}" for p in odd)
+        reasons = "; ".join(_reasons(odd))
         count = f"{len(odd)} of {len(made.placements)} devices do" if len(odd) > 1 else "1 device does"
         hint = next((p.hint for p in odd if p.hint), None)
         return replace(made, refusal=f"policy {options.policy}: {count} not fit a cell: {reasons}", refusal_hint=hint)
@@ -375,6 +388,16 @@ def _judged(made: Plan, options: Options, cells: CellMap) -> Plan:
     if options.policy == "single-numa-node":
         return _single_node(made, cells)
     return made
+
+
+def _reasons(odd: Iterable[Placement]) -> Iterator[str]:
+    """Every device with its reason. One that many share comes first and once: a line has an end."""
+    of_reason: dict[str | None, list[str]] = {}
+    for placement in odd:
+        of_reason.setdefault(placement.reason, []).append(placement.device.label)
+    for reason, labels in of_reason.items():
+        names = ", ".join(labels)
+        yield f"{names}: {reason}" if len(labels) < 4 else f"{reason}: {names}"
 
 
 def _single_node(made: Plan, cells: CellMap) -> Plan:

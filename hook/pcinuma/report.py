@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from pcinuma.errors import one_line
@@ -50,6 +52,45 @@ def finding_dict(finding: Finding) -> dict[str, Any]:
 
 def _text(value: object) -> str | None:
     return None if value is None else str(value)
+
+
+GROUPED_FROM = 4
+_NAMED = 3
+
+
+def grouped(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings as people read them: those that say the same of many devices are one, which counts them and names
+    the first few. What is for programs has one for each."""
+    findings = tuple(findings)
+    alike: dict[tuple[object, ...], list[Finding]] = {}
+    for finding in findings:
+        alike.setdefault(_alike(finding), []).append(finding)
+    shown = []
+    for finding in findings:
+        members = alike[_alike(finding)]
+        if len(members) < GROUPED_FROM:
+            shown.append(finding)
+        elif finding is members[0]:
+            shown.append(_as_one(members))
+    return shown
+
+
+def _alike(finding: Finding) -> tuple[object, ...]:
+    """What findings of one group share: all but the device, which the message names."""
+    device = finding.device or ""
+    if device not in finding.message or not device:
+        return (id(finding),)
+    return (finding.code, finding.severity, finding.hint, finding.message.replace(device, "each"))
+
+
+def _as_one(members: list[Finding]) -> Finding:
+    first = members[0]
+    names = ", ".join(str(finding.device) for finding in members[:_NAMED])
+    left_out = len(members) - _NAMED
+    message = (
+        f"{len(members)} devices ({names} and {left_out} more): {first.message.replace(str(first.device), 'each')}"
+    )
+    return replace(first, message=message, device=None)
 
 
 def finding_line(finding: Finding) -> str:

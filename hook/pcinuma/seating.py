@@ -7,25 +7,28 @@ from dataclasses import dataclass, replace
 
 from pcinuma.layout import Group, first_bus, groups_of, lay_out, misfit
 from pcinuma.model import Device, Domain, PciController, PlannedExpander
-from pcinuma.pci_tree import surroundings
+from pcinuma.pci_tree import SPARE_PORTS, surroundings
 from pcinuma.switches import Candidate
 
 
 @dataclass(frozen=True, slots=True)
 class Seating:
     """The expanders, the controllers of ours that must go, and why there is no room, as a finding's code and the
-    reason: then there are no expanders."""
+    reason: for all candidates, or, where there are expanders, for ``without_room`` alone, by element."""
 
     expanders: tuple[PlannedExpander, ...] = ()
     drop: tuple[PciController, ...] = ()
     misfit: tuple[str, str] | None = None
+    without_room: frozenset[int] = frozenset()
 
 
 def seat(candidates: Sequence[Candidate], detached: Sequence[Device], domain: Domain) -> Seating:
     """Where the candidates go; ``detached`` are devices on a set of ours that lose their place there.
 
     A set that has the same shape (the same expanders with the same ports for the same devices) keeps its indexes,
-    whatever KubeVirt dropped of it; any other set of ours is stale and goes as a whole.
+    whatever KubeVirt dropped of it; any other set of ours is stale and goes as a whole. Its indexes go with it, or,
+    where the guest has no room for that, to the new set. Where it has none for that either, a set that fits those of
+    the candidates that sit on it stays, and the others get no place.
     """
     ours = [controller for controller in domain.controllers if controller.is_ours]
     if not candidates:
@@ -36,9 +39,20 @@ def seat(candidates: Sequence[Candidate], detached: Sequence[Device], domain: Do
     if ours and (kept := _kept(groups, ours, placed, detached, domain, taken)) is not None:
         return Seating(kept)
     around = surroundings(domain, placed, detached)
-    if (problem := misfit(groups, around)) is not None:
-        return Seating((), tuple(ours), problem)
-    return Seating(lay_out(groups, around, taken), tuple(ours))
+    problem = misfit(groups, around)
+    if problem is not None and ours:
+        around = surroundings(domain, placed, detached, refilled=sum(group.buses for group in groups))
+        problem = misfit(groups, around)
+    if problem is None:
+        return Seating(lay_out(groups, around, taken), tuple(ours))
+    indexes = {controller.index for controller in ours}
+    seated = [c for c in candidates if c.device.address is not None and c.device.address.bus in indexes]
+    if seated and len(seated) < len(candidates):
+        devices = [candidate.device for candidate in seated]
+        if (kept := _kept(groups_of(seated), ours, devices, detached, domain, taken)) is not None:
+            others = {candidate.device.element for candidate in candidates} - {device.element for device in devices}
+            return Seating(kept, (), problem, frozenset(others))
+    return Seating((), tuple(ours), problem)
 
 
 def _kept(
@@ -49,11 +63,13 @@ def _kept(
     domain: Domain,
     taken: frozenset[str],
 ) -> tuple[PlannedExpander, ...] | None:
-    """The groups on the set that is there. It has its indexes and its slots; its bus numbers must still be free."""
-    around = surroundings(domain, placed, detached, ours_stay=True)
-    if first_bus(groups, around) is None:
-        return None
-    return _reused(lay_out(groups, around, taken), ours, domain)
+    """The groups on the set that is there. It has its indexes and its slots; its bus numbers must still be free. What
+    it left for ports to come may have been taken by them since."""
+    for spare in (SPARE_PORTS, 0):
+        around = surroundings(domain, placed, detached, refilled=len(ours), spare=spare)
+        if first_bus(groups, around) is not None:
+            return _reused(lay_out(groups, around, taken), ours, domain)
+    return None
 
 
 def _reused(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pcinuma.errors import one_line
 from pcinuma.picture import Box, Fit, Leaf, Panel, Scene
-from pcinuma.report import finding_line
+from pcinuma.report import finding_line, grouped
 
 WIDTH = 80
 """Columns of the narrowest terminal that is drawn for."""
@@ -49,7 +49,7 @@ def draw(scene: Scene, *, width: int = WIDTH, colour: bool = False, signs: Signs
         lines += [*pen.panel(panel), ""]
     if scene.findings:
         lines.append("findings")
-        for finding in scene.findings:
+        for finding in grouped(scene.findings):
             lines += pen.wrapped(finding_line(finding), "  ", "  ", 0)
         lines.append("")
     if scene.before.leaves:

@@ -15,7 +15,7 @@ from pcinuma.pipeline import transform
 from tests.support import hosts
 from tests.support.domains import domain, hostdev
 from tests.support.guest import boot
-from tests.support.libvirt import define_and_dump
+from tests.support.libvirt import LibvirtRejected, define_and_dump
 
 NODES = {0: "0-3", 1: "4-7", 2: "8-11", 3: "12-15"}
 GPU, FAR = "0000:21:00.0", "0000:a1:00.0"
@@ -169,9 +169,159 @@ def test_the_guest_loses_what_has_no_bus() -> None:
     assert boot(define_and_dump(by_another_hand(252, 253))).missing != []
 
 
-def test_why_a_guest_sees_minus_1() -> None:
+# --- what the guest sees of a device, and why ------------------------------------------------------------------
+
+
+def test_without_an_address() -> None:
     finding = said(domain({0: 0}, [hostdev(GPU, "ua-gpu-a")]), HOST)["not-placed"]
-    assert "numa_node -1" in finding.message
+    assert finding.message == (
+        f"{GPU} has no guest address yet, and libvirt gives it one on bus 0: the guest will see numa_node -1 for it,"
+        " not cell 0"
+    )
+    assert finding.hint == "pcinuma transform places it"
+
+
+BRIDGES = (
+    PORT.format(1, 0, 4) + f'<controller type="pci" index="2" model="pcie-to-pci-bridge">{AT.format(1)}</controller>'
+)
+NAMELESS = EXPANDER.format(1, 250, 0).replace("<node>0</node>", "") + PORT.format(2, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("address", "controllers", "where"),
+    [
+        (AT.format(0).replace('slot="0x00"', 'slot="0x08"'), "", "on bus 0"),
+        (AT.format(1), PORT.format(1, 0, 4), "on pcie-root-port 1, below no expander"),
+        (AT.format(2).replace('slot="0x00"', 'slot="0x03"'), BRIDGES, "on pcie-to-pci-bridge 2, below no expander"),
+        (AT.format(5), "", "on index 5, which libvirt makes a root port on bus 0"),
+        (AT.format(2), NAMELESS, "below expander 1, which names no cell"),
+    ],
+    ids=["bus 0", "port", "bridge", "no controller", "expander without a node"],
+)
+def test_an_address_on_no_cell(address: str, controllers: str, where: str) -> None:
+    xml = domain({0: 0}, [hostdev(GPU, "ua-gpu-a", address)], extra=controllers)
+    finding = said(xml, HOST)["addressed"]
+    assert f"is {where}: the guest sees numa_node -1, not cell 0" in finding.message
+    assert finding.severity == "warning"
+    assert said(xml, HOST, Options(policy="restricted"))["addressed"].severity == "error"
+
+
+@pytest.mark.guest
+@pytest.mark.timeout(300)
+def test_that_is_what_the_guest_sees() -> None:
+    """On bus 0, on a port there, below an expander that names no cell, and below one that does."""
+    fourth = EXPANDER.format(4, 253, 0) + PORT.format(5, 4, 0)
+    ports = NAMELESS.replace('"250"', '"250"') + PORT.format(3, 0, 7) + fourth
+    places = {"ua-port": 3, "ua-nameless": 2, "ua-placed": 5}
+    bdfs = {name: f"0000:{0x21 + n:02x}:00.0" for n, name in enumerate(("ua-root", *places))}
+    addresses = {name: AT.format(bus) for name, bus in places.items()}
+    addresses["ua-root"] = AT.format(0).replace('slot="0x00"', 'slot="0x08"')
+    xml = domain({0: 0}, [hostdev(bdfs[name], name, at) for name, at in addresses.items()], extra=ports)
+    found = check(xml.encode(), Options(), sockets(dict.fromkeys(bdfs.values(), 0)))
+    minus_1 = {finding.device for finding in found if finding.code == "addressed"}
+    assert minus_1 == {bdfs[name] for name in ("ua-root", "ua-port", "ua-nameless")}
+    view = boot(define_and_dump(xml))
+    assert {name: device.numa_node for name, device in view.devices.items()} == {
+        name: 0 if name == "ua-placed" else -1 for name in bdfs
+    }
+
+
+@pytest.mark.libvirt
+def test_an_empty_port_of_another_cell_invites_it() -> None:
+    """libvirt does put it there, ours on node 0 too."""
+    ports = EXPANDER.format(1, 200, 1) + "".join(PORT.format(2 + slot, 1, slot) for slot in range(4))
+    xml = domain({0: 0, 1: 1}, [hostdev(GPU, "ua-gpu-a"), hostdev(FAR, "ua-gpu-b")], extra=ports)
+    finding = said(xml, HOST)["not-placed"]
+    assert "maybe port 2, where the guest sees cell 1, or one on bus 0, where it sees numa_node -1" in finding.message
+    assert said(define_and_dump(xml), HOST)["foreign-cell"].device == GPU
+
+
+@pytest.mark.parametrize(
+    ("xml", "code", "view"),
+    [
+        (domain({0: 2}, [hostdev(GPU, "ua-gpu-a")]), "node-unmapped", "numa_node -1 for it"),
+        (by_another_hand(252, 254).replace('cellid="0"', 'cellid="x"').replace('cellid="1"', 'cellid="0"'), "", ""),
+    ],
+)
+def test_of_no_cell_of_ours(xml: str, code: str, view: str) -> None:
+    if code:
+        assert said(xml, HOST)[code].message.endswith(f"; the guest will see {view}")
+        return
+    unknown = sockets({GPU: -1, FAR: 1})
+    assert said(by_another_hand(252, 254), unknown)["numa-unknown"].message.endswith(
+        "; the guest will see it on cell 0"
+    )
+
+
+def test_what_the_options_would_move() -> None:
+    xml = domain({0: 0}, [hostdev(GPU, "ua-gpu-a", AT.format(0).replace('slot="0x00"', 'slot="0x08"'))])
+    found = said(xml, HOST, Options(addressed="move", policy="restricted"))
+    assert "addressed" not in found
+    assert found["not-placed"].severity == "warning"
+    assert "the guest sees numa_node -1, not cell 0" in found["not-placed"].message
+
+
+# --- what libvirt would say ------------------------------------------------------------------------------------
+
+
+def test_a_cell_of_a_node_that_is_not_here() -> None:
+    xml = domain({0: 0, 1: 7}, [hostdev(GPU, "ua-gpu-a")])
+    finding = said(xml, HOST)["memnode-absent"]
+    assert (finding.severity, "cell 1 is bound to host node 7" in finding.message) == ("warning", True)
+    assert "memnode-absent" not in said(domain({0: 0, 1: 3}, [hostdev(GPU, "ua-gpu-a")]), HOST)
+
+
+def test_cells_that_nothing_binds() -> None:
+    xml = domain({0: None, 1: None}, [hostdev(GPU, "ua-gpu-a")])
+    finding = said(xml, HOST)["node-unmapped"]
+    assert "no memnode and no vcpupin binds a cell" in finding.message
+    assert "unmapped" not in str(finding.hint)
+
+
+ROOT = '<controller type="pci" index="0" model="pcie-root"/>'
+INDEXLESS = '<controller type="pci" model="{}">{}</controller>'
+
+
+@pytest.mark.libvirt
+@pytest.mark.parametrize(
+    ("controllers", "is_refused"),
+    [
+        (INDEXLESS.format("pcie-root-port", ""), True),
+        (ROOT + INDEXLESS.format("pcie-root-port", "") * 2, False),
+        (ROOT + INDEXLESS.format("pcie-expander-bus", "<target busNr='100'><node>0</node></target>") + PORT.format(2, 1, 0), False),
+        (PORT.format(1, 0, 4).replace("pcie-root-port", "PCIE-ROOT-PORT"), True),
+        (PORT.format(1, 0, 4).replace("pcie-root-port", "pcie-to-pci-bridge"), True),
+    ],
+    ids=["index 0", "after the root", "an expander", "no model", "a bridge on the root"],
+)  # fmt: skip
+def test_controllers_as_people_write_them(controllers: str, is_refused: bool) -> None:
+    xml = domain({0: 0}, [hostdev(GPU, "ua-gpu-a")], extra=controllers)
+    found = [finding for finding in check(xml.encode(), Options(), HOST) if finding.severity == "error"]
+    if is_refused:
+        with pytest.raises(LibvirtRejected):
+            define_and_dump(xml)
+    else:
+        define_and_dump(transform(xml.encode(), Options(), HOST).xml.decode())
+    assert bool(found) is is_refused, found
+
+
+@pytest.mark.libvirt
+def test_an_expander_on_i440fx() -> None:
+    """As KubeVirt 1.9's own placement writes it for such a VM."""
+    xml = by_another_hand(252, 254).replace('machine="q35"', 'machine="pc"')
+    with pytest.raises(LibvirtRejected, match="not supported with this machine type"):
+        define_and_dump(xml)
+    assert said(xml, HOST)["expander-model"].severity == "error"
+
+
+@pytest.mark.libvirt
+def test_a_device_below_an_expander_without_an_index() -> None:
+    """libvirt gives it 1, the lowest that is free, and so the port is on it."""
+    expander = INDEXLESS.format("pcie-expander-bus", "<target busNr='100'><node>0</node></target>")
+    devices = [hostdev(GPU, "ua-gpu-a", AT.format(2))]
+    xml = domain({0: 0}, devices, extra=ROOT + expander + PORT.format(2, 1, 0))
+    assert set(said(xml, HOST)) == {"already-placed"}
+    assert set(said(define_and_dump(xml), HOST)) == {"already-placed"}
 
 
 def test_a_rebuilt_switch_is_named_whatever_the_options() -> None:
@@ -193,3 +343,15 @@ def test_nothing_is_said_to_be_set() -> None:
     options = Options(mmio="apply", distances="host", gpudirect_clique="by-switch")
     finding = said(xml, host, options)["mmio-window"]
     assert (finding.severity, re.search("is set", finding.message)) == ("warning", None)
+
+
+def test_a_vhost_scsi_device_takes_a_port_too() -> None:
+    devices = [hostdev(f"0000:{0x20 + n // 8:02x}:{n % 8:02x}.0", f"ua-d{n}") for n in range(238)]
+    vhost = (
+        '<hostdev mode="subsystem" type="scsi_host"><source protocol="vhost" wwpn="naa.5001405376e34ea9"/></hostdev>'
+    )
+    needed = []
+    for extra in ("", vhost):
+        found = said(domain({0: 0}, devices, extra=extra), sockets({}))["bus-numbers"]
+        needed.append(int(found.message.rsplit(" ", 1)[1]))
+    assert needed[1] == needed[0] + 1

@@ -70,13 +70,15 @@ def command(*arguments: object) -> bytes:
 @pytest.mark.parametrize("chosen", [{}, {"policy": "best-effort", "group-by": "switch", "distances": "host"}], ids=str)
 def test_downloads_are_the_command_lines_files(page: Page, tmp_path: Path, chosen: dict[str, str]) -> None:
     flags = [part for name, value in chosen.items() for part in (f"--{name}", value)]
-    inputs = [EXAMPLE / "domain.xml", "--host", EXAMPLE / "host.json", "--vmi", EXAMPLE / "vmi.yaml", *flags]
+    given = [EXAMPLE / "domain.xml", "--host", EXAMPLE / "host.json", "--vmi", EXAMPLE / "vmi.yaml"]
+    inputs = [*given, *flags]
+    for_nccl = [f"--{name}={value}" for name, value in chosen.items() if name != "distances"]  # no matter of its file
     xml = command("transform", *inputs, "-q", "--report", tmp_path / "report.json")
     command("explain", *inputs, "--svg", tmp_path / "picture.svg")
     expected = {
         "aligned.xml": xml,
         "report.json": (tmp_path / "report.json").read_bytes(),
-        "nccl-topo.xml": command("nccl-topo", *inputs, "-q"),
+        "nccl-topo.xml": command("nccl-topo", *given, *for_nccl, "-q"),
         "picture.svg": (tmp_path / "picture.svg").read_bytes(),
         "domain.diff": command("transform", *inputs, "-q", "--format", "diff"),
     }

@@ -15,6 +15,7 @@ MODULES = (
     "kubelet",
     "kubelet_config",
     "kubelet_cpus",
+    "kubelet_drop_ins",
     "kubelet_memory",
     "kubelet_values",
 )

@@ -250,7 +250,7 @@ def test_a_dump_of_configz() -> None:
         "", "[]", "42", "kind: Pod", "kubeletconfig: 3", "a: [", "cpuManagerPolicy: 5", "reservedSystemCPUs: 0",
         "reservedMemory: {}", "reservedMemory: [3]", "reservedMemory: [{numaNode: x, limits: {}}]",
         "reservedMemory: [{numaNode: 0, limits: []}]", "evictionHard: [1]", "kubeReserved: {1: a}", "1: 2",
-        "kind: [KubeletConfiguration]", "\x00", "a: b\n---\nc: d", "evictionSoft: 1", "enforceNodeAllocatable: pods",
+        "kind: [KubeletConfiguration]", "\x00", "---\n---\na: b", "evictionSoft: 1", "enforceNodeAllocatable: pods",
     ),
 )  # fmt: skip
 def test_what_is_no_configuration(text: str) -> None:

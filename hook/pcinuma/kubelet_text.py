@@ -1,0 +1,122 @@
+"""The text of a kubelet's configuration file → what the kubelet takes of it, and what it passes over. Pure.
+
+Rules: sigs.k8s.io/yaml reads the first document of a YAML stream and never looks at the rest; of a key that is there
+twice the strict decoder complains, and the lenient one takes the last.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pcinuma.errors import BadInput
+from pcinuma.options import MAX_BYTES, expanded_size_is_allowed
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """``content`` is what the first document says; ``ignored`` counts the documents after it that say something;
+    ``twice`` are keys, as a path with dots, that a mapping has again."""
+
+    content: Any
+    ignored: int = 0
+    twice: tuple[str, ...] = ()
+
+
+def parse_text(data: bytes, where: str) -> Text:
+    """The YAML or JSON text. Raises BadInput, with the line, where the kubelet could not read the first document."""
+    if len(data) > MAX_BYTES:
+        raise BadInput(f"larger than {MAX_BYTES // 2**20} MiB", where=where)
+    try:
+        text = data.decode("utf-8-sig")
+        if text.lstrip().startswith("{") and (known := _json(text)) is not None:
+            return known
+        return _yaml(text, where)
+    except UnicodeDecodeError:
+        raise BadInput("not UTF-8", where=where) from None
+    except (RecursionError, ValueError, TypeError):
+        raise BadInput("not YAML that can be read: nested too deeply, or a value that is none", where=where) from None
+
+
+def _json(text: str) -> Text | None:
+    """None for what is no JSON: a YAML flow mapping begins so, too."""
+    twice: list[str] = []
+
+    def mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                twice.append(key)
+            found[key] = value
+        return found
+
+    try:
+        return Text(json.loads(text, object_pairs_hook=mapping), 0, tuple(twice))
+    except ValueError:
+        return None
+
+
+def _yaml(text: str, where: str) -> Text:
+    import yaml  # costs 15 ms of CPU: loaded only when a YAML file is given
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
+    try:
+        if not loader.check_node():
+            return Text(None)
+        node = loader.get_node()
+        if not expanded_size_is_allowed(node):
+            raise BadInput("not YAML that can be read: it holds too much, or its aliases repeat too much", where=where)
+        twice = tuple(_twice(node))
+        content = loader.construct_document(node)
+        return Text(content, _further(loader), twice)
+    except yaml.MarkedYAMLError as error:
+        line = f"{where}, line {error.problem_mark.line + 1}" if error.problem_mark else where
+        raise BadInput(f"not YAML: {error.problem}", where=line) from None
+    except yaml.YAMLError as error:
+        raise BadInput(f"not YAML: {error}", where=where) from None
+    finally:
+        loader.dispose()
+
+
+def _further(loader: Any) -> int:
+    """The documents that follow and say something; one that is no YAML ends the count, and counts."""
+    import yaml
+
+    count = 0
+    try:
+        while loader.check_node():
+            node = loader.get_node()
+            count += not (isinstance(node, yaml.ScalarNode) and node.value in ("", "~", "null"))
+    except yaml.YAMLError:
+        count += 1
+    return count
+
+
+def _twice(root: Any) -> Iterator[str]:
+    """Each key that a mapping of the document has again, once for each time."""
+    import yaml
+
+    seen: set[int] = set()
+    stack = [(root, "")]
+    while stack:
+        node, path = stack.pop()
+        if id(node) in seen:  # an alias
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            stack += [(item, f"{path}[{number}]") for number, item in reversed(list(enumerate(node.value)))]
+        if not isinstance(node, yaml.MappingNode):
+            continue
+        keys: set[tuple[str, str]] = set()
+        below = []
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            name = f"{path}.{key.value}" if path else key.value
+            if (key.tag, key.value) in keys:
+                yield name
+            keys.add((key.tag, key.value))
+            below.append((value, name))
+        stack += reversed(below)
