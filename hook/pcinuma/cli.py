@@ -22,6 +22,7 @@ from pcinuma.edge import (
     host_of,
     json_text,
     read_file,
+    tell,
     write_stdout,
 )
 from pcinuma.errors import BadInput, BadOption, PcinumaError, one_line
@@ -308,9 +309,9 @@ def _options(parsed: argparse.Namespace) -> Options:
 def _warn(parsed: argparse.Namespace, findings: Sequence[Any]) -> None:
     for finding in findings if not parsed.quiet else ():
         if finding.severity != "info":
-            print(f"{PROGRAM}: {finding.severity}: {one_line(finding.message)}", file=sys.stderr)
+            tell(f"{PROGRAM}: {finding.severity}: {one_line(finding.message)}")
             if finding.hint:
-                print(f"hint: {one_line(finding.hint)}", file=sys.stderr)
+                tell(f"hint: {one_line(finding.hint)}")
 
 
 def _spare_inputs(parsed: argparse.Namespace, *, in_place: bool = False) -> None:
