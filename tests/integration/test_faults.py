@@ -6,11 +6,14 @@ import ast
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from io import RawIOBase
 from pathlib import Path
 
+import hpack
 import pytest
 
 from tests.conftest import ROOT
@@ -156,6 +159,52 @@ def test_starts_in_a_row() -> None:
                 hook.process.kill()
                 hook.process.wait()
             assert [path.name for path in place.iterdir()] == ["hook.sock"]
+
+
+def test_calls_on_one_connection_leave_nothing_behind() -> None:
+    """Requests that cost little, as each leaves a stream behind as any call does; `make bench` has whole calls."""
+    names = {":method": "GET", ":scheme": "http", ":path": "/", ":authority": "a"}
+    block = hpack.Encoder().encode([hpack.NeverIndexedHeaderTuple(*pair) for pair in names.items()])
+    with sidecar.running("--host", HOST) as hook, sidecar.Raw(hook.socket) as raw:
+        stream = 1
+
+        def requests(count: int) -> None:
+            nonlocal stream
+            for _ in range(0, count, 50):
+                streams = range(stream, stream + 100, 2)
+                head = len(block).to_bytes(3, "big") + b"\1\5"  # HEADERS, END_STREAM and END_HEADERS (RFC 9113, 6.2)
+                raw.socket.sendall(b"".join(head + number.to_bytes(4, "big") + block for number in streams))
+                stream = streams.stop
+                answered(raw.socket, streams[-1])
+
+        requests(2000)
+        before = resident(hook)
+        requests(20_000)
+        assert resident(hook) - before < 2_000_000, "190 bytes for each would be 3.8 MB"
+
+
+def answered(connection: socket.socket, last: int) -> None:
+    """Reads frames until the answer on that stream has ended."""
+    with connection.makefile("rb", buffering=0) as file:
+        while True:
+            head = exactly(file, 9)
+            exactly(file, int.from_bytes(head[:3], "big"))
+            if head[3] == 1 and head[4] & 1 and int.from_bytes(head[5:], "big") == last:
+                return
+
+
+def exactly(file: RawIOBase, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = file.read(count - len(data))
+        assert more, "closed"
+        data += more
+    return data
+
+
+def resident(hook: sidecar.Sidecar) -> int:
+    """Bytes."""
+    return int(Path(f"/proc/{hook.process.pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def test_64_calls_at_once() -> None:
