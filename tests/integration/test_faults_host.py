@@ -7,6 +7,7 @@ already (fs/kernfs/file.c), EIO from a driver that does not get through to it, o
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import time
@@ -16,7 +17,9 @@ from typing import Any
 
 import grpc
 import pytest
+from lxml import etree
 
+from pcinuma import cli
 from tests.support import domains, faulty_tree, sidecar
 from tests.support.domains import domain, hostdev
 from tests.support.faulty_tree import EMPTY, Fault, FaultyTree
@@ -103,7 +106,7 @@ def cells(xml: bytes) -> dict[str, int | None]:
 
 def in_turn(host: FaultyTree, under: str, step: int = 1, **fault: Any) -> Iterator[int]:
     """The fault after 0, 1, 2, … operations (or every ``step``th of those), until it comes too late to be met."""
-    for after in range(0, 1000, step):
+    for after in range(0, 5000, step):
         host.set(Fault(after=after, under=under, **fault))
         yield after
         if not host.has_failed:
@@ -221,6 +224,40 @@ def gone(path: Path, seconds: float = 2.0) -> bool:
     while path.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     return not path.exists()
+
+
+COMMANDS = {
+    "snapshot": ("snapshot",),
+    "doctor": ("doctor", "--json"),
+    "explain": ("explain", "{domain}", "--json"),
+    "nccl-topo": ("nccl-topo", "{domain}"),
+    "check": ("check", "{domain}", "--json"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("kind", ["unplugged", "driver fails"])
+def test_commands_on_a_host_that_fails_midway(
+    host: FaultyTree, tmp_path: Path, capfd: pytest.CaptureFixture[str], command: str, kind: str
+) -> None:
+    """A result, or an error of our own on one line; never both, never a fault."""
+    (tmp_path / "domain.xml").write_text(DOMAIN)
+    given = [part.format(domain=tmp_path / "domain.xml") for part in COMMANDS[command]]
+    statuses = set()
+    for _ in in_turn(host, "/", 151 if command == "doctor" else 41, **ERRORS[kind]):
+        status = cli.main([*given, "--sysfs", str(host.path)])
+        said = capfd.readouterr()
+        statuses.add(status)
+        assert "internal" not in said.err
+        if status == 2:
+            assert said.out == ""
+            assert said.err.startswith("pcinuma: error: ")
+        elif command == "nccl-topo":
+            etree.fromstring(said.out.encode())
+        else:
+            json.loads(said.out)
+    assert statuses <= {0, 1, 2}
+    assert min(statuses) < 2, "the last one read it all"
 
 
 def test_attributes_that_may_not_be_read(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def test_a_flood_of_connections_cuts_no_review_off_and_fills_no_memory(tmp_path:
         assert len(opened) >= 1000
         assert result.pop("answers") > 5
         assert result == {"wrong": 0, "connect": 0, "read": 0, "write": 0, "status": 0, "timeout": 0}
-        assert peak(webhook) < 120 * MIB, "each of 128 takes 0.3 MB"
+        assert peak(webhook) < 160 * MIB, "each of 128 takes 0.3 MB; held until collected, they were 290"
 
 
 def answer(webhook: Webhook) -> bytes:
