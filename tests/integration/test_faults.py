@@ -1,4 +1,4 @@
-"""Faults of the machine: killed at every step of writing, no room, a clock that jumps, many starts."""
+"""Faults of the machine: all files or none, no room, a clock that jumps, many starts and calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import resource
 import socket
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from io import RawIOBase
 from pathlib import Path
@@ -87,53 +86,6 @@ def test_room_for_one_file_alone(tmp_path: Path, whole: dict[str, bytes]) -> Non
     assert done.returncode == 2
     assert b"File too large" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["whole", "whole-report"]
-
-
-KILLED_AT_EVERY_STEP = """
-import os, signal, sys
-from pcinuma import cli, output, pipeline, report, host_file
-out, report, *command = sys.argv[1:]
-OLD = b"what was there before\\n"
-NEW = [open(path, "rb").read() for path in ("whole", "whole-report")]
-step = 0
-while True:
-    step += 1
-    for path in (out, report):
-        with open(path, "wb") as file: file.write(OLD)
-    child = os.fork()
-    if child == 0:
-        left = step
-        def kill(frame, event, argument):
-            global left
-            if not (frame.f_code.co_filename.endswith("pcinuma/output.py") or frame.f_code.co_name == "_write_all"):
-                return None
-            left -= 1
-            if left == 0: os.kill(os.getpid(), signal.SIGKILL)
-            return kill
-        sys.settrace(kill)
-        status = cli.main(command + ["-o", out, "--report", report])
-        os._exit(status)
-    _, status = os.waitpid(child, 0)
-    for path, new in zip((out, report), NEW):
-        assert open(path, "rb").read() in (OLD, new), (step, path)
-    if os.WIFEXITED(status):
-        assert status == 0, status
-        assert [open(path, "rb").read() for path in (out, report)] == NEW
-        break
-    assert os.WTERMSIG(status) == signal.SIGKILL
-print(step)
-"""
-
-
-def test_killed_at_every_step_of_writing(tmp_path: Path, whole: dict[str, bytes]) -> None:
-    """Before every line of what writes; the last run is one that comes to its end."""
-    command = [sys.executable, "-c", KILLED_AT_EVERY_STEP, "out", "report", *map(str, COMMAND)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 40
-    # what the killed ones left behind is in nobody's way
-    assert transform("-o", tmp_path / "out", "--report", tmp_path / "report").returncode == 0
-    assert (tmp_path / "out").read_bytes() == whole["out"]
 
 
 def test_the_clock_may_jump() -> None:
