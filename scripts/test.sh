@@ -3,7 +3,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-packages="busybox-static chromium cpio debootstrap fonts-dejavu-core libvirt-clients libvirt-daemon-system libxml2-utils linux-image-cloud-amd64 openssl ovmf qemu-system-arm qemu-system-x86 qemu-utils umockdev"
+packages="busybox-static chromium cpio debootstrap faketime fonts-dejavu-core fuse3 libvirt-clients libvirt-daemon-system libxml2-utils linux-image-cloud-amd64 openssl ovmf qemu-system-arm qemu-system-x86 qemu-utils strace umockdev wrk"
 
 missing=""
 for package in $packages; do

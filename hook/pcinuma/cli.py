@@ -23,6 +23,7 @@ from pcinuma.edge import (
     host_of,
     json_text,
     read_file,
+    tell,
     write_stdout,
 )
 from pcinuma.errors import BadInput, BadOption, PcinumaError, one_line
@@ -329,10 +330,10 @@ def _warn(parsed: argparse.Namespace, findings: Sequence[Any]) -> None:
     """Each warning on a line of its own, as scripts count them; a hint that several have in a row once, after them."""
     shown = [finding for finding in findings if finding.severity != "info" and not parsed.quiet]
     for finding, following in itertools.zip_longest(shown, shown[1:]):
-        print(f"{PROGRAM}: {finding.severity}: {one_line(finding.message)}", file=sys.stderr)
+        tell(f"{PROGRAM}: {finding.severity}: {one_line(finding.message)}")
         is_said_again = following is not None and (following.code, following.hint) == (finding.code, finding.hint)
         if finding.hint and not is_said_again:
-            print(f"hint: {one_line(finding.hint)}", file=sys.stderr)
+            tell(f"hint: {one_line(finding.hint)}")
 
 
 def _spare_inputs(parsed: argparse.Namespace, *, in_place: bool = False) -> None:

@@ -38,7 +38,7 @@ def guarded(run: Callable[[], int], *, debug: bool) -> int:
     try:
         return run()
     except BrokenPipeError:
-        _forget_stdout()  # the reader of our output has gone, as `| head` does
+        _forget(1)  # the reader of our output has gone, as `| head` does
         return 0
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -84,13 +84,23 @@ def write_stdout(data: bytes) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        _forget_stdout()
+        _forget(1)
         raise BadInput(f"cannot be written: {error.strerror or error}", where="standard output") from None
 
 
-def _forget_stdout() -> None:
-    """Keep Python from writing what is left, and from complaining that it cannot, when it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+def _forget(descriptor: int) -> None:
+    """Keep Python from writing what is left there, and from complaining that it cannot, when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
+def tell(line: str) -> None:
+    """A line on standard error. That it cannot be written, the disk being full or the reader gone, costs no result."""
+    if sys.stderr is None:
+        return
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError:
+        _forget(2)
 
 
 def json_text(content: Mapping[str, Any]) -> str:
@@ -102,11 +112,9 @@ def json_text(content: Mapping[str, Any]) -> str:
 
 def complain(error: PcinumaError) -> None:
     """The error, and its hint if it has one, on standard error."""
-    if sys.stderr is None:
-        return
-    print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+    tell(f"{PROGRAM}: error: {error}")
     if error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)
+        tell(f"hint: {error.hint}")
 
 
 class Parser(argparse.ArgumentParser):

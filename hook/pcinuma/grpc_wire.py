@@ -107,6 +107,12 @@ class _Call:
         self.data = bytearray()
 
 
+class _Http2(h2.connection.H2Connection):
+    """h2, which remembers streams that have ended, for a late frame to be no error: 65,536 of them, in 12 MB."""
+
+    MAX_CLOSED_STREAMS = 1024
+
+
 class _Connection:
     """One peer: reads its frames, runs its calls, sends their answers."""
 
@@ -117,7 +123,7 @@ class _Connection:
         self._handlers = handlers
         self._gone = gone
         config = h2.config.H2Configuration(client_side=False, header_encoding=None)
-        self._h2 = h2.connection.H2Connection(config=config)
+        self._h2 = _Http2(config=config)
         self._changed = threading.Condition()  # guards _h2, _calls, _running and what is sent
         self._calls: dict[int, _Call] = {}
         self._running = 0

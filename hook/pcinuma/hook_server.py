@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import gc
 import os
 import signal
@@ -119,13 +120,15 @@ class _Socket:
     """A listening unix socket that stands under its name from :meth:`publish` to :meth:`withdraw`.
 
     It is bound in a folder of its own beside that name and moved when it listens: virt-launcher dials whatever it
-    finds, so the name must not be there earlier, nor the socket under any other name.
+    finds, so the name must not be there earlier, nor the socket under any other name. The folder is locked while it is
+    there: what is in one that nobody has locked was left behind by a process that was killed.
     """
 
     def __init__(self, path: str):
         self.path = path
         self._inode: int | None = None
-        self._folder = os.path.join(os.path.dirname(path) or ".", f".{os.urandom(4).hex()}")
+        self._folder = os.path.join(os.path.dirname(path) or ".", f".{os.path.basename(path)}.new")
+        self._lock: int | None = None
         if len(os.fsencode(path)) > _LONGEST_PATH:
             raise BadInput(f"cannot listen: the path is too long, {_LONGEST_PATH} bytes are the most", where=path)
         _refuse_if_served(path)
@@ -137,8 +140,17 @@ class _Socket:
             raise BadInput(f"cannot listen: {error.strerror or error}", where=path) from None
 
     def _listen(self) -> None:
-        os.mkdir(self._folder, 0o700)
-        folder = os.open(self._folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self._folder, 0o700)
+        folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(folder)
+            raise BadInput("another process is about to serve this socket", where=self.path) from None
+        self._lock = folder
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink("s", dir_fd=folder)
         old = os.umask(0o177)
         try:
             inside = f"/proc/self/fd/{folder}/s"  # short, however long the folder's name is
@@ -150,7 +162,6 @@ class _Socket:
             self.listener.listen(_BACKLOG)
         finally:
             os.umask(old)
-            os.close(folder)
 
     def publish(self) -> None:
         """Give the socket its name, in one step, in place of a stale one."""
@@ -158,18 +169,25 @@ class _Socket:
             os.rename(os.path.join(self._folder, "s"), self.path)
         except OSError as error:
             raise BadInput(f"cannot listen: {error.strerror or error}", where=self.path) from None
-        with contextlib.suppress(OSError):
-            os.rmdir(self._folder)
+        self._tidy()
 
     def withdraw(self) -> None:
         """Take the name away, unless another process has taken it over."""
         with contextlib.suppress(OSError):
             if os.lstat(self.path).st_ino == self._inode:
                 os.unlink(self.path)
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Take the folder away with what is in it, if it is ours."""
+        if self._lock is None:
+            return
         with contextlib.suppress(OSError):
-            os.unlink(os.path.join(self._folder, "s"))
+            os.unlink("s", dir_fd=self._lock)
         with contextlib.suppress(OSError):
             os.rmdir(self._folder)
+        os.close(self._lock)
+        self._lock = None
 
 
 def _refuse_if_served(path: str) -> None:
@@ -209,8 +227,9 @@ class _Calls:
         with self._lock:
             if self._answer is None:
                 from pcinuma.hook_calls import answer
+                from pcinuma.host_wait import bounded
 
-                settings, host = self._settings, self._settings.host()
+                settings, host = self._settings, bounded(self._settings.host())
                 gc.collect()
                 gc.freeze()  # what is loaded stays: no later collection needs to look at it
                 self._answer = lambda domain, vmi: answer(domain, vmi, settings.defaults, host)

@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hypercorn.app_wrappers import ASGIWrapper
@@ -18,13 +20,14 @@ from hypercorn.asyncio.task_group import TaskGroup
 from hypercorn.asyncio.tcp_server import TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
-from hypercorn.events import Closed, Event
+from hypercorn.events import Closed, Event, Updated
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import parse_socket_addr
 
 from pcinuma.body_limits import App, Message, Receive, Send
 from pcinuma.errors import one_line
+from pcinuma.listen import Listener, Use
 
 IDLE_SECONDS = 10
 """For a connection without a request, and for the head of one."""
@@ -41,7 +44,7 @@ Fault = Callable[[str], None]
 
 async def serve(
     app: App,
-    listener: socket.socket,
+    listener: Listener,
     *,
     context: ssl.SSLContext | None,
     ended: asyncio.Event,
@@ -53,14 +56,14 @@ async def serve(
     No connection that a client has made by then is cut: the queue is emptied before the listener is closed (here),
     and one that has brought no request yet has LAST_SECONDS for it. Each answer says that it is the last.
     """
-    server = _Server(app, context, fault)
+    server = _Server(app, listener, context, fault)
     loop = asyncio.get_running_loop()
     listener.setblocking(False)
-    loop.add_reader(listener, server.accept, listener)
+    loop.add_reader(listener, server.accept)
     try:
         await ended.wait()
     finally:
-        server.accept(listener)
+        server.accept()
         loop.remove_reader(listener)
         listener.close()
         await server.end(end_seconds)
@@ -69,7 +72,8 @@ async def serve(
 class _Server:
     """The connections, each with a task of its own from its handshake to its close."""
 
-    def __init__(self, app: App, context: ssl.SSLContext | None, fault: Fault):
+    def __init__(self, app: App, listener: Listener, context: ssl.SSLContext | None, fault: Fault):
+        self._listener = listener
         self._work = WorkerContext(None)
         self._app = ASGIWrapper(_last_answers(app, self._work))
         self._context = context
@@ -77,29 +81,29 @@ class _Server:
         self._config = _config(fault)
         self._open: dict[asyncio.Task[None], asyncio.BaseTransport | None] = {}
 
-    def accept(self, listener: socket.socket) -> None:
+    def accept(self) -> None:
         """Take every connection that waits."""
         loop = asyncio.get_running_loop()
         for _ in range(_MOST_AT_ONCE):
             try:
-                connection, _ = listener.accept()
+                connection, _ = self._listener.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionError:
                 continue  # it has gone while it waited
             except OSError as error:
                 self._fault(one_line(f"no connection can be taken: {error.strerror}"))
-                loop.remove_reader(listener)
-                loop.call_later(_PAUSE_SECONDS, self._resume, listener)
+                loop.remove_reader(self._listener)
+                loop.call_later(_PAUSE_SECONDS, self._resume)
                 return
             connection.setblocking(False)
             task = loop.create_task(self._attend(connection))
             self._open[task] = None
             task.add_done_callback(self._forget)
 
-    def _resume(self, listener: socket.socket) -> None:
-        if listener.fileno() >= 0:
-            asyncio.get_running_loop().add_reader(listener, self.accept, listener)
+    def _resume(self) -> None:
+        if self._listener.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(self._listener, self.accept)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         self._open.pop(task, None)
@@ -117,13 +121,18 @@ class _Server:
             transport, _ = await loop.connect_accepted_socket(
                 lambda: protocol, connection, ssl=self._context, **(tls if self._context else {})
             )
-        except OSError:
-            return  # no client of ours: no TLS, none that it takes, or none in time
+        except OSError as error:
+            # no client of ours: no TLS, none that it takes, or none in time. The error holds on to asyncio's frames,
+            # those to it and to 0.3 MB, until the garbage collector comes by, which is seldom
+            traceback.clear_frames(error.__traceback__)
+            return
         task = asyncio.current_task()
         assert task is not None
         self._open[task] = transport
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-        await _Connection(self._app, loop, self._config, self._work, ConnectionState({}), reader, writer).run()
+        served = _Connection(self._app, loop, self._config, self._work, ConnectionState({}), reader, writer)
+        served.used = partial(self._listener.used, connection)
+        await served.run()
         transport.close()  # again: only then asyncio's two halves of TLS let go of each other, and of 0.3 MB
 
     async def end(self, seconds: float) -> None:
@@ -182,6 +191,8 @@ class _Connection(TCPServer):
     asyncio/sslproto.py), and the client could hold up the end for half a minute.
     """
 
+    used: Callable[[Use], None]
+
     async def run(self) -> None:
         peer = self.writer.get_extra_info("socket")
         try:
@@ -203,6 +214,8 @@ class _Connection(TCPServer):
             await self._close()
 
     async def protocol_send(self, event: Event) -> None:
+        if isinstance(event, Updated):
+            self.used(Use.BETWEEN_REQUESTS if event.idle else Use.REQUEST)
         try:
             await super().protocol_send(event)
         except OSError:  # of TLS, which Hypercorn does not expect here

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import enum
+import itertools
 import socket
 import weakref
 from typing import Any
@@ -29,16 +31,25 @@ def shown(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+class Use(enum.IntEnum):
+    """What a connection has been good for, the least first."""
+
+    NONE_YET = 0
+    BETWEEN_REQUESTS = 1
+    REQUEST = 2
+
+
 class Listener(socket.socket):
-    """A listening TCP socket. Beyond ``most`` open connections it ends the oldest for each new one: who opens
-    them and sends nothing keeps nobody out.
+    """A listening TCP socket. Beyond ``most`` open connections it ends one for each new one, of the least use and of
+    those the one that is so longest: who opens them and sends nothing keeps nobody out, and cuts nobody off.
 
     An IPv6 socket takes IPv4 as well. Raises BadInput when the address cannot be had.
     """
 
     def __init__(self, host: str, port: int, most: int):
         self._most = most
-        self._open: list[weakref.ref[socket.socket]] = []  # oldest first
+        self._open: weakref.WeakKeyDictionary[socket.socket, tuple[Use, int]] = weakref.WeakKeyDictionary()
+        self._turns = itertools.count()
         try:
             family, kind, protocol, _, at = socket.getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -59,14 +70,20 @@ class Listener(socket.socket):
     def accept(self) -> tuple[socket.socket, Any]:
         """The next connection, and where it is from."""
         connection, peer = super().accept()
-        self._open = [ref for ref in self._open if (other := ref()) is not None and other.fileno() >= 0]
+        for closed in [one for one in self._open if one.fileno() < 0]:
+            del self._open[closed]
         while len(self._open) >= self._most:
-            oldest = self._open.pop(0)()
-            if oldest is not None:
-                with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # its owner sees the end and closes it
-        self._open.append(weakref.ref(connection))
+            least = min(self._open, key=self._open.__getitem__)
+            del self._open[least]
+            with contextlib.suppress(OSError):
+                least.shutdown(socket.SHUT_RDWR)  # its owner sees the end and closes it
+        self._open[connection] = (Use.NONE_YET, next(self._turns))
         return connection, peer
+
+    def used(self, connection: socket.socket, use: Use) -> None:
+        """Say what a connection is good for from now on."""
+        if connection in self._open:
+            self._open[connection] = (use, next(self._turns))
 
 
 def _unusable(error: OSError | UnicodeError, host: str, port: int) -> BadInput:

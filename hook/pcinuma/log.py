@@ -60,13 +60,16 @@ class Log:
             self._changed.wait_for(lambda: not self._waiting, seconds)
 
     def _run(self) -> None:
+        torn = False  # the line before was cut, as on a full disk: the next is not to be a part of it
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._waiting))
                 line = self._waiting[0]
+            written, line = 0, b"\n" + line if torn else line
             with contextlib.suppress(OSError):
-                while line:
-                    line = line[os.write(2, line) :]  # not sys.stderr, whose lock would outlive a blocked writer
+                while written < len(line):
+                    written += os.write(2, line[written:])  # not sys.stderr: its lock would outlive a blocked writer
+            torn = line[written - 1 : written] != b"\n" if written else torn
             with self._changed:
                 self._waiting.popleft()
                 self._changed.notify_all()

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from pcinuma.edge import Parser, add_host, add_options, guarded, hook_defaults_of, host_of, write_stdout
+from pcinuma.edge import Parser, add_host, add_options, guarded, hook_defaults_of, host_of, tell, write_stdout
 
 _ABOUT = """\
 Answers one OnDefineDomain call of KubeVirt's sidecar-shim: the domain XML to use on standard output, one JSON line
@@ -40,9 +40,10 @@ def _run(given: Sequence[str]) -> int:
     defaults, host = hook_defaults_of(parsed), host_of(parsed)
 
     from pcinuma.hook_calls import answer
+    from pcinuma.host_wait import bounded
 
-    made = answer(_bytes(parsed.domain), _bytes(parsed.vmi), defaults, host)
-    print(json.dumps({"level": made.level, "event": "OnDefineDomain", **made.record}), file=sys.stderr)
+    made = answer(_bytes(parsed.domain), _bytes(parsed.vmi), defaults, bounded(host))
+    tell(json.dumps({"level": made.level, "event": "OnDefineDomain", **made.record}))
     if made.xml is None:
         assert made.error is not None
         raise made.error

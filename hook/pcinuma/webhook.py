@@ -7,7 +7,6 @@ answer. A request comes to Flask when its body is there, whole and within its bo
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -69,7 +68,7 @@ def serve(settings: Settings) -> int:
     return 0
 
 
-def _serve(settings: Settings, listener: socket.socket, pair: certificates.Certificates) -> None:
+def _serve(settings: Settings, listener: Listener, pair: certificates.Certificates) -> None:
     log = settings.log
     metrics = Metrics(lambda: pair.current)
     app = application(settings.sidecar, lambda: pair.current, metrics, log)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -24,6 +23,7 @@ from pcinuma.body_limits import MOST_HELD, BodyLimits, Message, Receive, Send
 from pcinuma.body_limits import App as AsgiApp
 from pcinuma.errors import one_line
 from pcinuma.http_server import Fault
+from pcinuma.listen import Listener
 
 if TYPE_CHECKING:
     from _typeshed.wsgi import StartResponse, WSGIEnvironment
@@ -48,7 +48,7 @@ class App(Flask):
 
 def serve(
     app: Flask,
-    listener: socket.socket,
+    listener: Listener,
     *,
     max_body: int,
     ready: Callable[[], None],
@@ -74,7 +74,7 @@ def serve(
 
 async def _serve(
     app: AsgiApp,
-    listener: socket.socket,
+    listener: Listener,
     context: ssl.SSLContext | None,
     ready: Callable[[], None],
     fault: Fault,

@@ -1,4 +1,4 @@
-"""Faults of the machine: killed at every step of writing, no room, a clock that jumps, many starts."""
+"""Faults of the machine: all files or none, no room, a clock that jumps, many starts and calls."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import ast
 import json
 import os
 import resource
+import socket
 import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
+from io import RawIOBase
 from pathlib import Path
 
+import hpack
 import pytest
 
 from tests.conftest import ROOT
@@ -86,53 +88,6 @@ def test_room_for_one_file_alone(tmp_path: Path, whole: dict[str, bytes]) -> Non
     assert sorted(path.name for path in tmp_path.iterdir()) == ["whole", "whole-report"]
 
 
-KILLED_AT_EVERY_STEP = """
-import os, signal, sys
-from pcinuma import cli, output, pipeline, report, host_file
-out, report, *command = sys.argv[1:]
-OLD = b"what was there before\\n"
-NEW = [open(path, "rb").read() for path in ("whole", "whole-report")]
-step = 0
-while True:
-    step += 1
-    for path in (out, report):
-        with open(path, "wb") as file: file.write(OLD)
-    child = os.fork()
-    if child == 0:
-        left = step
-        def kill(frame, event, argument):
-            global left
-            if not (frame.f_code.co_filename.endswith("pcinuma/output.py") or frame.f_code.co_name == "_write_all"):
-                return None
-            left -= 1
-            if left == 0: os.kill(os.getpid(), signal.SIGKILL)
-            return kill
-        sys.settrace(kill)
-        status = cli.main(command + ["-o", out, "--report", report])
-        os._exit(status)
-    _, status = os.waitpid(child, 0)
-    for path, new in zip((out, report), NEW):
-        assert open(path, "rb").read() in (OLD, new), (step, path)
-    if os.WIFEXITED(status):
-        assert status == 0, status
-        assert [open(path, "rb").read() for path in (out, report)] == NEW
-        break
-    assert os.WTERMSIG(status) == signal.SIGKILL
-print(step)
-"""
-
-
-def test_killed_at_every_step_of_writing(tmp_path: Path, whole: dict[str, bytes]) -> None:
-    """Before every line of what writes; the last run is one that comes to its end."""
-    command = [sys.executable, "-c", KILLED_AT_EVERY_STEP, "out", "report", *map(str, COMMAND)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 40
-    # what the killed ones left behind is in nobody's way
-    assert transform("-o", tmp_path / "out", "--report", tmp_path / "report").returncode == 0
-    assert (tmp_path / "out").read_bytes() == whole["out"]
-
-
 def test_the_clock_may_jump() -> None:
     """No wait, limit or duration goes by the time of day, which only certificates and the log's stamps need."""
     allowed = {"webhook.py", "certificates.py", "log.py"}
@@ -156,6 +111,52 @@ def test_starts_in_a_row() -> None:
                 hook.process.kill()
                 hook.process.wait()
             assert [path.name for path in place.iterdir()] == ["hook.sock"]
+
+
+def test_calls_on_one_connection_leave_nothing_behind() -> None:
+    """Requests that cost little, as each leaves a stream behind as any call does; `make bench` has whole calls."""
+    names = {":method": "GET", ":scheme": "http", ":path": "/", ":authority": "a"}
+    block = hpack.Encoder().encode([hpack.NeverIndexedHeaderTuple(*pair) for pair in names.items()])
+    with sidecar.running("--host", HOST) as hook, sidecar.Raw(hook.socket) as raw:
+        stream = 1
+
+        def requests(count: int) -> None:
+            nonlocal stream
+            for _ in range(0, count, 50):
+                streams = range(stream, stream + 100, 2)
+                head = len(block).to_bytes(3, "big") + b"\1\5"  # HEADERS, END_STREAM and END_HEADERS (RFC 9113, 6.2)
+                raw.socket.sendall(b"".join(head + number.to_bytes(4, "big") + block for number in streams))
+                stream = streams.stop
+                answered(raw.socket, streams[-1])
+
+        requests(2000)
+        before = resident(hook)
+        requests(20_000)
+        assert resident(hook) - before < 2_000_000, "190 bytes for each would be 3.8 MB"
+
+
+def answered(connection: socket.socket, last: int) -> None:
+    """Reads frames until the answer on that stream has ended."""
+    with connection.makefile("rb", buffering=0) as file:
+        while True:
+            head = exactly(file, 9)
+            exactly(file, int.from_bytes(head[:3], "big"))
+            if head[3] == 1 and head[4] & 1 and int.from_bytes(head[5:], "big") == last:
+                return
+
+
+def exactly(file: RawIOBase, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        more = file.read(count - len(data))
+        assert more, "closed"
+        data += more
+    return data
+
+
+def resident(hook: sidecar.Sidecar) -> int:
+    """Bytes."""
+    return int(Path(f"/proc/{hook.process.pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def test_64_calls_at_once() -> None:

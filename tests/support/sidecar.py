@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +109,12 @@ def _start(
     plugin: bool = False,
     path: Path | None = None,
     environment: Mapping[str, str] | None = None,
+    before: Sequence[str] = (),
     **popen: Any,
 ) -> Sidecar:
     path = path if path is not None else place / "hook.sock"
     plugin_path = place / "plugin" / "plugin.sock" if plugin else None
-    command = [str(PROGRAM), "hook", "--socket", str(path)]
+    command = [*before, str(PROGRAM), "hook", "--socket", str(path)]
     if plugin_path is not None:
         plugin_path.parent.mkdir(exist_ok=True)
         command += ["--plugin-socket", str(plugin_path)]
@@ -133,8 +134,8 @@ def running(
 ) -> Iterator[Sidecar]:
     """`pcinuma hook`, serving if ``wait``, in a folder of its own unless one is given; it is killed with the block.
 
-    ``given``: ``path`` of the socket, ``plugin`` for a plugin socket, ``environment`` to add, what Popen takes. However
-    a test ends it, every line that it logged must be one JSON object, if ``check_log`` and unless it logs text.
+    ``given``: ``path`` of the socket, ``plugin`` for a plugin socket, ``environment`` to add, a command to start it
+    with (``before``), what Popen takes. However a test ends it, every line that it logged must be one JSON object, if ``check_log`` and unless it logs text.
     """
     with contextlib.ExitStack() as stack:
         place = at if at is not None else stack.enter_context(folder())

@@ -143,8 +143,10 @@ def asked(client: http.client.HTTPSConnection, method: str, path: str, body: Any
 
 
 @contextlib.contextmanager
-def running(*flags: object, authority: Authority | None = None) -> Iterator[Webhook]:
-    """A webhook on a free port of loopback."""
+def running(
+    *flags: object, authority: Authority | None = None, environment: Mapping[str, str] | None = None
+) -> Iterator[Webhook]:
+    """A webhook on a free port of loopback, with that added to its environment."""
     with tempfile.TemporaryDirectory(prefix="pcinuma-webhook-") as name:
         folder = Path(name)
         if authority is None:
@@ -163,7 +165,8 @@ def running(*flags: object, authority: Authority | None = None) -> Iterator[Webh
             authority.key,
         ]
         with (folder / "log").open("wb") as log:
-            process = subprocess.Popen([*map(str, command), *map(str, given)], stdout=log, stderr=log)
+            env = {**os.environ, **(environment or {})}
+            process = subprocess.Popen([*map(str, command), *map(str, given)], stdout=log, stderr=log, env=env)
         try:
             yield Webhook(process, folder / "log", authority)
         finally:
