@@ -12,6 +12,8 @@ import os
 import random
 import socket
 import ssl
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,14 +22,24 @@ import grpc
 from lxml import etree
 
 from fuzz.mutate import mutated
+from fuzz.targets import any_host
+from pcinuma import host_file
+from pcinuma.domain_xml import load
+from pcinuma.errors import PcinumaError
+from pcinuma.model import Device, HostQuery
+from pcinuma.options import CHOICES
+from pcinuma.parse import parse
 from tests.support import sidecar, webhook
 
 HERE = Path(__file__).resolve().parent
 CORPUS = HERE / "corpus"
-HOST = HERE.parent / "examples" / "two-sockets" / "host.json"
 BETWEEN_PROBES = 40
 MOST = 64 * 1024
 _SECONDS = 5.0
+SIDECAR_MEMORY = 64_000_000
+"""Bytes that KubeVirt gives a sidecar (pkg/virt-controller/services/renderresources.go sidecarResources)."""
+WEBHOOK_MEMORY = 256 * 1024 * 1024
+"""The limit in manifests/base/deployment.yaml."""
 
 _ALLOWED = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION)
 _REQUESTS = (
@@ -76,10 +88,9 @@ def hook_process(seconds: float, seed: int, finds: Path) -> int:
     dice = random.Random(seed)
     sessions, domains = corpus("connection"), corpus("domain")
     vmis = [data for data in corpus("vmi") if data.lstrip().startswith(b"{")]
-    good = sidecar.vmi({"addressed": "move"})
     recent: list[bytes] = []
     with contextlib.ExitStack() as stack:
-        hook, client = _hook(stack)
+        hook, client = _hook(stack, domains)
 
         def connect() -> None:
             data = (
@@ -95,9 +106,10 @@ def hook_process(seconds: float, seed: int, finds: Path) -> int:
 
         def define() -> None:
             xml = mutated(dice.choice(domains), dice, MOST)
-            recent.append(xml)
-            given = mutated(dice.choice(vmis), dice, MOST) if dice.random() < 0.2 else good
-            call = client.begin_define(xml, given)
+            options = {name: dice.choice(values) for name, values in CHOICES.items() if dice.random() < 0.5}
+            given = mutated(dice.choice(vmis), dice, MOST) if dice.random() < 0.2 else sidecar.vmi(options)
+            recent.append(xml + b"\n" + given)
+            call = client.begin_define(xml, given, timeout=_SECONDS)
             if call.exception() is None:
                 etree.fromstring(call.result().domainXML)
             else:
@@ -106,6 +118,7 @@ def hook_process(seconds: float, seed: int, finds: Path) -> int:
 
         def probe() -> None:
             assert hook.process.poll() is None, f"ended with {hook.process.returncode}: {hook.text()[-2000:]}"
+            _keeps_to(hook.process, SIDECAR_MEMORY)
             with sidecar.Client(hook.socket) as fresh:
                 assert fresh.info(timeout=_SECONDS).name == "pcinuma"
 
@@ -116,7 +129,7 @@ def hook_process(seconds: float, seed: int, finds: Path) -> int:
                 return False
             assert hook.process.wait(_SECONDS) == 0
             _no_fault_of_its_own(hook)
-            hook, client = _hook(stack)
+            hook, client = _hook(stack, domains)
             return True
 
         count = _run(seconds, dice, recent, (connect, define), probe, finds / "hook_process", begin_again)
@@ -125,9 +138,31 @@ def hook_process(seconds: float, seed: int, finds: Path) -> int:
         return count
 
 
-def _hook(stack: contextlib.ExitStack) -> tuple[sidecar.Sidecar, sidecar.Client]:
-    hook = stack.enter_context(sidecar.running("--host", HOST, check_log=False))
+def _hook(stack: contextlib.ExitStack, domains: list[bytes]) -> tuple[sidecar.Sidecar, sidecar.Client]:
+    """A sidecar on a host that has the devices of these domains."""
+    record = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "host.json"
+    record.write_text(json.dumps(host_file.dump(any_host(_devices_of(domains)))))
+    hook = stack.enter_context(sidecar.running("--host", record, check_log=False))
     return hook, stack.enter_context(sidecar.Client(hook.socket))
+
+
+def _devices_of(domains: list[bytes]) -> HostQuery:
+    devices: list[Device] = []
+    for xml in domains:
+        with contextlib.suppress(PcinumaError):
+            devices += parse(load(xml)).devices
+    return HostQuery(
+        frozenset(device.source for device in devices if device.source is not None),
+        frozenset(device.uuid for device in devices if device.uuid is not None),
+        frozenset(device.vdpa for device in devices if device.vdpa is not None),
+    )
+
+
+def _keeps_to(process: subprocess.Popen[bytes], most: int) -> None:
+    """The process has never had more memory than ``most`` bytes."""
+    said = Path(f"/proc/{process.pid}/status").read_text()
+    peak = int(said.partition("VmHWM:")[2].split()[0]) * 1024
+    assert peak <= most, f"it took {peak} bytes"
 
 
 def _no_fault_of_its_own(hook: sidecar.Sidecar) -> None:
@@ -188,6 +223,7 @@ def webhook_process(seconds: float, seed: int, finds: Path) -> int:
 
         def probe() -> None:
             assert served.process.poll() is None, f"ended with {served.process.returncode}"
+            _keeps_to(served.process, WEBHOOK_MEMORY)
             assert served.call("GET", "/healthz")[0] == 200
 
         count = _run(

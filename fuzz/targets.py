@@ -20,6 +20,7 @@ from typing import Any
 import jsonpatch
 from lxml import etree
 
+from fuzz.oracles import errors_of_ours, must_agree, must_be_ours, must_hold
 from pcinuma import (
     admission,
     doctor,
@@ -32,23 +33,18 @@ from pcinuma import (
     kubelet_config,
     nccl_topo,
     node_reads,
-    report,
     schema,
     svg,
     tree,
     webhook_config,
 )
 from pcinuma import options as option_sources
-from pcinuma.audit import audit
-from pcinuma.check import check
-from pcinuma.discover import ReadHost, read, read_all
-from pcinuma.domain_xml import load
+from pcinuma.discover import read, read_all
 from pcinuma.errors import PcinumaError
 from pcinuma.log import Log
 from pcinuma.model import Bar, CpuSet, HostFunction, HostNode, HostQuery, HostTopology, Link, Options, PciAddress
 from pcinuma.node_facts import CpuPlace, NodeFacts, PagePool
 from pcinuma.pipeline import transform
-from pcinuma.verify import verify
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "two-sockets"
 DOMAIN = (EXAMPLE / "domain.xml").read_bytes()
@@ -117,47 +113,6 @@ def _invented(name: str) -> PciAddress:
     return PciAddress(0, zlib.crc32(name.encode()) % 256, 0, 0)
 
 
-def must_be_ours(error: PcinumaError) -> None:
-    """An error for the user: one line that may go to a terminal, and no fault of the program's own."""
-    assert error.code != "internal", error
-    assert error.message, repr(error)
-    assert str(error).isprintable(), repr(str(error))
-    assert error.hint is None or error.hint.isprintable(), repr(error.hint)
-
-
-@contextlib.contextmanager
-def errors_of_ours() -> Any:
-    """Errors of ours are an answer; anything else passes and is a find."""
-    try:
-        yield
-    except PcinumaError as error:
-        must_be_ours(error)
-
-
-def must_hold(xml: bytes, options: Options, read_host: ReadHost) -> None:
-    """A transform: refused for a reason, the very bytes, or a result that verifies and stays as it is when repeated."""
-    with errors_of_ours():
-        result = transform(xml, options, read_host)
-        assert schema.problems(report.as_dict(result.report), "report") == []
-        for finding in result.report.findings:
-            assert report.finding_line(finding).isprintable()
-        if result.refusal is not None:
-            assert result.refusal.code == "policy-not-met" or _is_full(xml), result.refusal
-            must_be_ours(result.refusal)
-        if result.report.outcome != "changed":
-            assert result.xml is xml
-            return
-        assert verify(load(xml), load(result.xml), result.report.plan) == []
-        again = transform(result.xml, options, read_host)
-        assert again.xml == result.xml, "not a fixed point"
-
-
-def _is_full(xml: bytes) -> bool:
-    """Whether the domain had used up its bus numbers, or the slots of bus 0, before we looked at it: then what comes of
-    taking a stale set out of it may be refused as unsafe."""
-    return bool({"bus-numbers", "root-bus-slots"} & {finding.code for finding in audit(load(xml))})
-
-
 # --- the targets -----------------------------------------------------------------------------------------------
 
 
@@ -176,17 +131,16 @@ def domain(data: bytes) -> None:
 def shown(data: bytes) -> None:
     """A domain XML through what people look at: ``check``, ``explain`` as tree and as SVG, ``nccl-topo``."""
     options = options_of(data)
+    result = None
     with errors_of_ours():
-        for finding in check(data, options, any_host):
-            assert report.finding_line(finding).isprintable()
+        result = transform(data, options, any_host)
+    explained = must_agree(data, options, any_host, result)
+    if explained is None:
+        return
+    root = etree.fromstring(svg.draw(explained.scene).encode())
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert not list(root.iter("{*}script", "{*}foreignObject"))
     with errors_of_ours():
-        explained = explain.explain(data, options, any_host)
-        root = etree.fromstring(svg.draw(explained.scene).encode())
-        assert root.tag == "{http://www.w3.org/2000/svg}svg"
-        assert not list(root.iter("{*}script", "{*}foreignObject"))
-        for signs in (tree.UNICODE, tree.ASCII):
-            drawn = tree.draw(explained.scene, width=80, signs=signs)
-            assert all(line.isprintable() for line in drawn.split("\n")), drawn
         if explained.result.refusal is None:
             made = nccl_topo.topology_file(explained.result.xml, any_host)
             assert etree.fromstring(made.text).tag == "system"
@@ -380,7 +334,7 @@ def connection(data: bytes) -> None:
 
 
 def grammar(data: bytes) -> None:
-    """Domains on hosts by the grammar of the property tests: hypothesis makes them of the fuzzer's bytes."""
+    """Whole domains on whole hosts by ``fuzz.grammar``: hypothesis makes them of the fuzzer's bytes."""
     _grammar()(data)
 
 
@@ -388,18 +342,12 @@ def grammar(data: bytes) -> None:
 def _grammar() -> Callable[[bytes], object]:
     from hypothesis import HealthCheck, given, settings
 
-    from tests.property.test_pipeline import Case, cases
+    from fuzz.grammar import Case, cases, must_hold_of
 
     @settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(cases())
     def each(case: Case) -> None:
-        must_hold(case.xml, case.options, case.read_host)
-        with errors_of_ours():
-            check(case.xml, case.options, case.read_host)
-        with errors_of_ours():
-            explained = explain.explain(case.xml, case.options, case.read_host)
-            etree.fromstring(svg.draw(explained.scene).encode())
-            tree.draw(explained.scene)
+        must_hold_of(case)
 
     fuzzed: Callable[[bytes], object] = each.hypothesis.fuzz_one_input  # type: ignore[attr-defined]
     return fuzzed

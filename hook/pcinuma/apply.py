@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pcinuma.domain_xml import Document, Editor, attribute, find, tag_of
+from pcinuma.domain_xml import Document, Editor, attribute, children, find, tag_of
 from pcinuma.model import Attachment, PciAddress, Plan, PlannedExpander, PlannedPort
 from pcinuma.tune import tune
 
@@ -21,8 +21,8 @@ def apply(document: Document, plan: Plan) -> str:
     for controller in plan.drop:
         editor.remove(controller.element)
     for device in plan.detach:
-        address = find(document.elements[device.element], "address")
-        if address is not None:
+        # libvirt reads the first one, and would read the second then
+        for address in children(document.elements[device.element], "address"):
             editor.remove(document.ordinal(address))
     for expander in plan.expanders:
         if expander.existing is not None:

@@ -14,7 +14,18 @@ from functools import cached_property
 from typing import Protocol
 
 from pcinuma.errors import BadInput, HostUnreadable
-from pcinuma.model import Bar, CpuSet, HostCpu, HostFunction, HostNode, HostQuery, HostTopology, Link, PciAddress
+from pcinuma.model import (
+    MAX_NODE,
+    Bar,
+    CpuSet,
+    HostCpu,
+    HostFunction,
+    HostNode,
+    HostQuery,
+    HostTopology,
+    Link,
+    PciAddress,
+)
 
 ReadHost = Callable[[HostQuery], HostTopology]
 """How the pipeline asks for the host."""
@@ -30,7 +41,6 @@ DETAILS = (
 )
 """All that is read of a function."""
 
-MAX_NODE = 1023  # Linux has at most 2^10 nodes (NODES_SHIFT)
 _MAX_READ = 65536
 _CPUINFO_READ = 4096  # the first CPU says what all do, and the kernel makes the text as it is read
 _BDF_NAME = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[01][0-9a-f]\.[0-7]\Z")
@@ -399,7 +409,7 @@ def _node(record: NodeRecord, order: list[int]) -> HostNode:
     try:
         cpus = CpuSet.parse(record.cpulist or "")
     except BadInput:
-        cpus = CpuSet(frozenset())
+        cpus = CpuSet()
     numbers = (record.distance or "").split()
     # the columns are in the order of the online nodes, which need not be contiguous
     distances = dict(zip(order, map(int, numbers), strict=True)) if _fits(numbers, order) else {}

@@ -166,6 +166,8 @@ def encoding_of(data: bytes, where: str) -> str:
     try:
         codec = codecs.lookup(name).name
         b"".decode(codec)  # codecs such as "hex" are no text encodings
+        # those that libxml2 does not know either are not tried: to decode punycode takes the square of its length
+        etree.XMLParser(encoding=name)
     except (LookupError, ValueError):
         raise BadInput(f"unknown encoding {name!r}", where=where, hint="use UTF-8") from None
     if codec.startswith(("utf-16", "utf-32")):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from pcinuma.model import Cell, Domain, Finding, HostTopology, PciAddress, PciController
+from pcinuma.model import Cell, CpuSet, Domain, Finding, HostTopology, PciAddress, PciController
 from pcinuma.pci_tree import expander_above, predicted_bdf
 
 
@@ -38,8 +38,11 @@ def _absent(cell: Cell, domain: Domain, host: HostTopology) -> Iterator[Finding]
 
 def _spread(cell: Cell, domain: Domain, host: HostTopology) -> Iterator[Finding]:
     """A cell whose memory and vCPUs are of several host nodes, worse of several sockets: the guest takes it for one."""
-    node_of = {cpu: node.id for node in host.nodes.values() for cpu in node.cpus.members}
-    pinned = {node_of[cpu] for vcpu in cell.cpus for cpu in domain.pins.get(vcpu, ()) if cpu in node_of}
+    cpus = CpuSet()
+    for vcpu, pinned_to in domain.pins.items():
+        if vcpu in cell.cpus:
+            cpus |= pinned_to
+    pinned = {node.id for node in host.nodes.values() if node.cpus.mask & cpus.mask}
     nodes = sorted(pinned | set(domain.memnodes.get(cell.id, ())))
     if len(nodes) < 2:
         return
@@ -80,7 +83,7 @@ def _cut(domain: Domain) -> Iterator[Finding]:
 
 def _node_numbers(domain: Domain) -> Iterator[Finding]:
     """Linux numbers the nodes in the order of their first CPUs in the SRAT, not by cell."""
-    firsts = [(min(cell.cpus.members), cell.id) for cell in domain.cells if cell.cpus]
+    firsts = [(cell.cpus.first, cell.id) for cell in domain.cells if cell.cpus]
     numbered = [cell for _, cell in sorted(firsts)]
     if numbered != sorted(numbered):
         shown = ", ".join(f"cell {cell} is node {node}" for node, cell in enumerate(numbered))

@@ -130,7 +130,7 @@ def _reserved_cpus(config: Config, facts: NodeFacts, *, is_static: bool) -> Iter
         )
         return
     known = {cpu for node in facts.host.nodes.values() for cpu in node.cpus}
-    missing = CpuSet(reserved.members - known) if known else CpuSet(frozenset())
+    missing = CpuSet(reserved.members - known) if known else CpuSet()
     if missing:
         yield Finding(
             "kubelet-reserved-cpus",
@@ -141,7 +141,7 @@ def _reserved_cpus(config: Config, facts: NodeFacts, *, is_static: bool) -> Iter
     if known and not known - reserved.members:
         yield Finding("kubelet-reserved-cpus", "error", "reservedSystemCPUs leaves no CPU to VMs")
         return
-    split = {cpu for cpu in reserved if cpu in facts.cpus and not facts.cpus[cpu].core.members <= reserved.members}
+    split = {cpu for cpu in reserved if cpu in facts.cpus and not facts.cpus[cpu].core <= reserved}
     if split:
         siblings = CpuSet(frozenset().union(*(facts.cpus[cpu].core.members for cpu in split)) - reserved.members)
         yield Finding(

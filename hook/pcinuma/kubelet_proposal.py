@@ -109,7 +109,7 @@ def _kept_cpus(facts: NodeFacts, given: Config) -> tuple[CpuSet, str] | None:
     known = {cpu for node in facts.host.nodes.values() for cpu in node.cpus}
     if not chosen or not chosen.members < known:
         return None
-    if not all(cpu in facts.cpus and facts.cpus[cpu].core.members <= chosen.members for cpu in chosen):
+    if not all(cpu in facts.cpus and facts.cpus[cpu].core <= chosen for cpu in chosen):
         return None
     return chosen, "as configured"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pcinuma.model import Domain, HostTopology
+from pcinuma.model import CpuSet, Domain, HostTopology
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class CellMap:
     cell_of: Mapping[int, int]
     nodes_of: Mapping[int, tuple[int, ...]]
     shared: Mapping[int, tuple[int, ...]]
-    touched: Mapping[int, frozenset[int]]
+    touched: Mapping[int, CpuSet]
 
 
 def map_nodes(domain: Domain, host: HostTopology) -> CellMap:
@@ -37,32 +37,31 @@ def map_nodes(domain: Domain, host: HostTopology) -> CellMap:
         most = max(counts.values())
         owners.setdefault(node, sorted(cell for cell, count in counts.items() if count == most))
     nodes_of: dict[int, list[int]] = {cell.id: [] for cell in domain.cells}
-    touched = {cell.id: set(domain.memnodes.get(cell.id, ())) for cell in domain.cells}
+    touched = {cell.id: domain.memnodes.get(cell.id, CpuSet()) for cell in domain.cells}
     for node, cells in sorted(owners.items()):
         for cell in cells:
             nodes_of[cell].append(node)
     for node, counts in by_pins.items():
         for cell in counts:
-            touched[cell].add(node)
+            touched[cell] |= CpuSet((node,))
     return CellMap(
         cell_of={node: cells[0] for node, cells in owners.items()},
         nodes_of={cell: tuple(nodes) for cell, nodes in nodes_of.items()},
         shared={node: tuple(cells) for node, cells in sorted(owners.items()) if len(cells) > 1},
-        touched={cell: frozenset(nodes) for cell, nodes in touched.items()},
+        touched=touched,
     )
 
 
 def _pinned(domain: Domain, host: HostTopology) -> dict[int, dict[int, int]]:
     """For each host node the number of vCPUs pinned to it, by cell."""
-    node_of_cpu = {cpu: node.id for node in host.nodes.values() for cpu in node.cpus.members}
-    cell_of_vcpu = {vcpu: cell.id for cell in domain.cells if cell.memory > 0 for vcpu in cell.cpus.members}
+    node_of_cpu = {cpu: node for node in host.nodes.values() for cpu in node.cpus}
+    cell_of_vcpu = {vcpu: cell.id for cell in domain.cells if cell.memory > 0 for vcpu in cell.cpus}
     found: dict[int, dict[int, int]] = {}
     for vcpu, cpus in domain.pins.items():
-        nodes = {node_of_cpu.get(cpu) for cpu in cpus.members}
-        node = nodes.pop() if len(nodes) == 1 else None
+        node = node_of_cpu.get(cpus.first) if cpus.first is not None else None
         cell = cell_of_vcpu.get(vcpu)
-        if node is not None and cell is not None:
-            counts = found.setdefault(node, {})
+        if node is not None and cpus <= node.cpus and cell is not None:
+            counts = found.setdefault(node.id, {})
             counts[cell] = counts.get(cell, 0) + 1
     return found
 

@@ -21,6 +21,7 @@ CLIQUE_PROPERTY = "x-nv-gpudirect-clique"
 MAX_BUS = 0xFF
 MAX_SLOT = 0x1F
 MAX_FUNCTION = 7
+MAX_NODE = 1023  # Linux has at most 2^10 nodes (NODES_SHIFT)
 
 Severity = Literal["info", "warning", "error"]
 Outcome = Literal["changed", "unchanged", "refused"]
@@ -68,18 +69,28 @@ class PciAddress:
         return f"{self.domain:04x}-{self.bus:02x}-{self.slot:02x}-{self.function:x}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class CpuSet:
-    """A set of CPU or node numbers, as libvirt (``0-3,^2,5``) and the kernel (``0-31,64-95``) write it."""
+    """A set of CPU or node numbers, as libvirt (``0-3,^2,5``) and the kernel (``0-31,64-95``) write it.
 
-    members: frozenset[int]
+    ``mask`` has the bit of each member: 2 KiB for the largest set, where a frozenset takes a megabyte, and a domain may
+    have one for each of thousands of vCPUs.
+    """
+
+    mask: int
 
     LIMIT = 16384  # libvirt's VIR_DOMAIN_CPUMASK_LEN; also keeps "0-999999" from costing memory
+
+    def __init__(self, members: Iterable[int] = ()):
+        mask = 0
+        for number in members:
+            mask |= 1 << number
+        object.__setattr__(self, "mask", mask)
 
     @classmethod
     def parse(cls, text: str) -> CpuSet:
         """The set written in ``text``; the empty text is the empty set. Raises BadInput when it does not parse."""
-        bits = 0  # as a bit mask: a long text of wide ranges must not cost the product of both
+        mask = 0
         for part in text.split(",") if text.strip() else ():
             match = _RANGE.match(part.strip())
             if match is None:
@@ -89,14 +100,39 @@ class CpuSet:
             if last < first or last >= cls.LIMIT:
                 raise BadInput(f"not a set of numbers: {text!r}: {part.strip()!r} is out of order or out of range")
             span = ((1 << (last - first + 1)) - 1) << first
-            bits = bits & ~span if match[1] else bits | span
-        return cls(frozenset(number for number in range(bits.bit_length()) if bits >> number & 1))
+            mask = mask & ~span if match[1] else mask | span
+        return cls._of(mask)
+
+    @classmethod
+    def _of(cls, mask: int) -> CpuSet:
+        made = cls()
+        object.__setattr__(made, "mask", mask)
+        return made
+
+    @property
+    def members(self) -> frozenset[int]:
+        return frozenset(self)
+
+    @property
+    def first(self) -> int | None:
+        """The lowest member; None of the empty set."""
+        return (self.mask & -self.mask).bit_length() - 1 if self.mask else None
+
+    def __or__(self, other: CpuSet) -> CpuSet:
+        return self._of(self.mask | other.mask)
+
+    def __le__(self, other: CpuSet) -> bool:
+        """Whether all members are the other's as well."""
+        return not self.mask & ~other.mask
+
+    def __contains__(self, number: int) -> bool:
+        return bool(self.mask >> number & 1)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self.members))
+        return (number for number, bit in enumerate(reversed(f"{self.mask:b}")) if bit == "1")
 
     def __bool__(self) -> bool:
-        return bool(self.members)
+        return bool(self.mask)
 
     def __str__(self) -> str:
         runs: list[list[int]] = []

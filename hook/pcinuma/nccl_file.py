@@ -63,7 +63,7 @@ def text(
 
     ``arch`` is the domain's; ``cpu`` None leaves vendor, family and model to NCCL.
     """
-    highest = max((vcpu for cell in cells for vcpu in cell.cpus.members), default=0)
+    highest = max((vcpu for cell in cells for vcpu in cell.cpus), default=0)
     inside: list[str] = []
     for node, cell in enumerate(in_guest_order(cells)):
         attributes = {"numaid": str(node), **_affinity(cell.cpus, highest), **_processor(arch, cpu)}
@@ -78,7 +78,7 @@ def in_guest_order(cells: Sequence[Cell]) -> list[Cell]:
     A node's number is not its proximity domain, which is the cell's id, but when the SRAT's reader came upon it, and
     that reads processors before memory (linux drivers/acpi/numa/srat.c acpi_map_pxm_to_node, acpi_numa_init).
     """
-    return sorted(cells, key=lambda cell: (not cell.cpus, not cell.memory, min(cell.cpus.members, default=cell.id)))
+    return sorted(cells, key=lambda cell: (not cell.cpus, not cell.memory, cell.cpus.first if cell.cpus else cell.id))
 
 
 def elements(cells: Sequence[Cell], tree: Mapping[int, Sequence[Switch | Endpoint]]) -> int:
@@ -140,8 +140,7 @@ def _affinity(cpus: CpuSet, highest: int) -> dict[str, str]:
 
     Left out where it is longer than NCCL reads (above 896 vCPUs): the guest's own is asked then.
     """
-    mask = sum(1 << vcpu for vcpu in cpus.members)
-    words = [f"{mask >> 32 * word & 0xFFFFFFFF:08x}" for word in reversed(range(highest // 32 + 1))]
+    words = [f"{cpus.mask >> 32 * word & 0xFFFFFFFF:08x}" for word in reversed(range(highest // 32 + 1))]
     value = ",".join(words)
     return {"affinity": value} if len(value) <= MAX_VALUE else {}
 

@@ -67,4 +67,4 @@ class NodeFacts:
 
     def node_of_cpu(self, cpu: int) -> int | None:
         """The node that holds the CPU."""
-        return next((number for number, node in self.host.nodes.items() if cpu in node.cpus.members), None)
+        return next((number for number, node in self.host.nodes.items() if cpu in node.cpus), None)

@@ -120,7 +120,7 @@ def _cpus(sys: _Folder, host: HostTopology) -> dict[int, CpuPlace]:
     for cpu in sorted({cpu for node in host.nodes.values() for cpu in node.cpus}):
         folder = ("devices", "system", "cpu", f"cpu{cpu}", "topology")
         core = _cpu_list(sys.text(*folder, "core_cpus_list") or sys.text(*folder, "thread_siblings_list"))
-        if core is not None and cpu in core.members:
+        if core is not None and cpu in core:
             found[cpu] = CpuPlace(_number(sys.text(*folder, "physical_package_id")), core)
     return found
 

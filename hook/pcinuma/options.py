@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 ANNOTATION_PREFIX = "pcinuma.vm.kubevirt.io/"
 MAX_BYTES = 4 * 1024 * 1024
 MAX_EXPANDED = 1_000_000
+MAX_DIGITS = 4300
+"""Of a number in YAML, as Python has it for decimal ones; 1:1:1… is one to base 60, and takes time by the square."""
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "policy": ("none", "best-effort", "restricted", "single-numa-node"),
@@ -182,7 +185,7 @@ def load_yaml(data: bytes, where: str) -> Any:
         return _loaded_yaml(text, where)
     except UnicodeDecodeError:
         raise BadInput("not UTF-8", where=where) from None
-    except (RecursionError, ValueError, TypeError):
+    except (RecursionError, ValueError, TypeError, OverflowError):
         raise BadInput("not YAML that can be read: nested too deeply, or a value that is none", where=where) from None
 
 
@@ -213,6 +216,8 @@ def expanded_size_is_allowed(node: Any) -> bool:
 
 def _expanded_size(node: Any, known: dict[int, int]) -> int:
     """How many nodes there are once every alias is written out; more than is allowed for one that holds itself."""
+    if node.tag in _NUMBERS and len(node.value) > MAX_DIGITS:
+        raise ValueError("a number that is too long")
     if id(node) not in known:
         known[id(node)] = MAX_EXPANDED + 1  # found again below itself
         below = node.value if isinstance(node.value, list) else ()

@@ -17,6 +17,7 @@ from pcinuma.model import (
     CLIQUE_PROPERTY,
     MAX_BUS,
     MAX_FUNCTION,
+    MAX_NODE,
     MAX_SLOT,
     Cell,
     CpuSet,
@@ -36,6 +37,9 @@ _SWITCH_PORTS = ("pcie-switch-upstream-port", "pcie-switch-downstream-port")
 _UUID = re.compile(r"[0-9a-fA-F]{8}-?(?:[0-9a-fA-F]{4}-?){3}[0-9a-fA-F]{12}\Z")
 
 _BUS_OF_ITS_OWN = frozenset(("fdc", "ccid", "isa", "xenbus"))
+MAX_CELLS = 128
+"""What QEMU takes (MAX_NODES in its include/sysemu/numa.h)."""
+
 _NEVER_PCI = frozenset(("audio", "channel", "console", "emulator", "graphics", "hub", "lease", "panic", "parallel")) | {
     "redirdev",
     "redirfilter",
@@ -55,15 +59,18 @@ def parse(document: Document) -> Domain:
         raise BadInput("the domain has <devices> twice", where=document.line(second))
     cells = _cells(document)
     controllers: list[PciController] = []
-    devices: list[Device] = []
+    passed: list[Device] = []
+    devices: list[Device] = []  # those of them that the guest gets (not address type unassigned), on PCI
     others: list[OtherDevice] = []
     for element in children(devices_element) if devices_element is not None else ():
         tag = tag_of(element)
         if tag == "controller" and attribute(element, "type") == "pci":
+            if len(controllers) > MAX_BUS:
+                raise BadInput(f"the domain has more than {MAX_BUS + 1} PCI controllers", where=document.line(element))
             controllers.append(_controller(document, element))
         elif (kind := _passthrough_kind(element)) is not None:
-            device = _device(document, element, kind)
-            if device is not None:
+            passed.append(device := _device(document, element, kind))
+            if attribute(find(element, "address"), "type") in (None, "", "pci"):
                 devices.append(device)
         else:
             address, _ = _guest_address(document, element)
@@ -71,7 +78,7 @@ def parse(document: Document) -> Domain:
                 model = attribute(find(element, "model"), "type") or attribute(element, "model")
                 others.append(OtherDevice(document.ordinal(element), tag, address, model))
     _refuse_twice(document, controllers)
-    _refuse_same_source(document, devices)
+    _refuse_same_source(document, passed)
     return Domain(
         arch=(attribute(os_type, "arch") or "x86_64"),
         machine=(attribute(os_type, "machine") or ""),
@@ -212,6 +219,8 @@ def _cells(document: Document) -> tuple[Cell, ...]:
         cell_id = position if written is None else decimal(written, "the cell's id", CpuSet.LIMIT, where)
         if cell_id in cells:
             raise BadInput(f"cell {cell_id} is there twice", where=where)
+        if len(cells) == MAX_CELLS:
+            raise BadInput(f"the domain has more than {MAX_CELLS} NUMA cells, QEMU's most", where=where)
         cpus = _number_set(attribute(element, "cpus") or "", "the cell's cpus", where)
         memory = attribute(element, "memory")
         cells[cell_id] = Cell(
@@ -233,6 +242,8 @@ def _memnodes(document: Document, cells: set[int]) -> dict[int, CpuSet]:
         nodes = _number_set(attribute(element, "nodeset") or "", "the memnode's nodeset", where)
         if not nodes:
             raise BadInput("the memnode's nodeset is empty", where=where)
+        if nodes.mask >> (MAX_NODE + 1):
+            raise BadInput(f"the memnode's nodeset goes beyond {MAX_NODE}, Linux's last node", where=where)
         if cell_id in found:
             raise BadInput(f"memnode for cell {cell_id} is there twice", where=where)
         if cell_id not in cells:
@@ -336,11 +347,7 @@ def _passthrough_kind(element: Element) -> DeviceKind | None:
     return None
 
 
-def _device(document: Document, element: Element, kind: DeviceKind) -> Device | None:
-    """The device, or None for one that is not handed to the guest (address type unassigned) or not on PCI."""
-    guest = find(element, "address")
-    if attribute(guest, "type") not in (None, "", "pci"):
-        return None
+def _device(document: Document, element: Element, kind: DeviceKind) -> Device:
     where = document.line(element)
     source_address = find(element, "source", "address")
     source: PciAddress | None = None

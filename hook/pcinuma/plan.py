@@ -19,6 +19,7 @@ from pcinuma.model import (
     HostTopology,
     Options,
     PciAddress,
+    PciController,
     Placement,
     Plan,
     PlannedExpander,
@@ -83,7 +84,7 @@ def plan(domain: Domain, host: HostTopology | None, options: Options) -> Plan:
     placements = _holding_slots(placements, domain)
     seating, placements = _seated(domain, host, placements, options)
     expanders, drop = seating.expanders, seating.drop
-    placements = _with_addresses(placements, expanders, domain)
+    placements = _with_addresses(placements, expanders, domain, drop)
     on_port = {attached.device.element for e in expanders for port in e.ports for attached in port.attachments}
     detach = tuple(d for d in domain.devices if d.element not in on_port and _is_on_ours(d, domain))
     findings = [*_of_the_whole(placements, expanders, cells), *_split_groups(placements, host)]
@@ -239,6 +240,8 @@ def _kept(
         return None
     at = next((controller for controller in domain.controllers if controller.index == address.bus), None)
     expander = expander_above(at, domain.controllers) if at is not None else None
+    if expander is not None and expander.is_ours:
+        expander = None  # a set of ours that other hands hung something below does not stay
     lost = expander is not None and (at is expander or expander.element in without_room)
     if expander is not None and expander.node == cell and not lost:
         reason = f"it is on cell {cell} already"
@@ -341,10 +344,14 @@ def _candidate(device: Device, cell: int, function: HostFunction, options: Optio
 
 
 def _with_addresses(
-    placements: Sequence[Placement], expanders: Sequence[PlannedExpander], domain: Domain
+    placements: Sequence[Placement],
+    expanders: Sequence[PlannedExpander],
+    domain: Domain,
+    drop: Sequence[PciController] = (),
 ) -> list[Placement]:
     """The placements with their guest addresses, and the BDFs Linux will show: firmware numbers the buses below an
-    expander upwards from its busNr in slot order. A device that stays has what its own address says."""
+    expander upwards from its busNr in slot order. A device that stays has what its own address says, in the domain
+    without what is dropped: below another hand's expander the ports after one of ours move up."""
     found: dict[int, tuple[PciAddress, PciAddress | None]] = {}
     for expander in expanders:
         for number, port in enumerate(expander.ports, start=1):
@@ -353,9 +360,11 @@ def _with_addresses(
                     PciAddress(0, port.index, 0, attached.function),
                     PciAddress(0, expander.bus_nr + number, 0, attached.function),
                 )
+    gone = {controller.element for controller in drop}
+    left = replace(domain, controllers=tuple(c for c in domain.controllers if c.element not in gone))
     for device in domain.devices:
         if device.element not in found and device.address is not None and not _is_on_ours(device, domain):
-            found[device.element] = (device.address, predicted_bdf(device.address, domain))
+            found[device.element] = (device.address, predicted_bdf(device.address, left))
     return [
         replace(p, guest_address=found[p.device.element][0], guest_bdf=found[p.device.element][1])
         if p.device.element in found
@@ -408,7 +417,7 @@ def _single_node(made: Plan, cells: CellMap) -> Plan:
         return made
     by_node = sorted(of_devices.items(), key=str)
     devices = "; ".join(f"{', '.join(labels)} on host node {node}" for node, labels in by_node)
-    of_cells = {cell: ",".join(map(str, sorted(touched))) for cell, touched in cells.touched.items()}
+    of_cells = {cell: str(touched) for cell, touched in cells.touched.items()}
     shown = "; ".join(f"cell {cell} on host node {nodes or 'unknown'}" for cell, nodes in of_cells.items())
     return replace(
         made,

@@ -981,6 +981,16 @@ def test_yaml_bombs_among_the_defaults(place: Place, content: str) -> None:
     assert len(done.err) < 5000
 
 
+@pytest.mark.parametrize("flag", ("--vmi", "--config"))
+@pytest.mark.parametrize("number", ("1" + ":1" * 200 + ".5", "1" + ":1" * 1_000_000), ids=("beyond-a-float", "long"))
+def test_numbers_to_base_60(place: Place, flag: str, number: str) -> None:
+    """YAML 1.1 has them. The first is none that a float can hold, the second takes the square of its length."""
+    place.write("numbers", f"policy: {number}\n")
+    done = place.transform(flag, "numbers", timeout=6, before=_limit_memory)
+    done.failed(2, "numbers")
+    assert len(done.err) < 5000
+
+
 def test_merge_keys_that_multiply(place: Place) -> None:
     """Each level merges the one before nine times; what comes of it is one key, so it may be read or refused."""
     place.write("vmi", MERGES + "kind: VirtualMachineInstance\nmetadata: *a11\n")

@@ -8,11 +8,12 @@ import pytest
 from lxml import etree
 
 from pcinuma.check import check
+from pcinuma.errors import BadInput
 from pcinuma.model import Finding, Options
 from pcinuma.pipeline import Result, transform
 from tests.support import hosts
 from tests.support.domains import domain, hostdev, layout
-from tests.support.libvirt import define_and_dump
+from tests.support.libvirt import LibvirtRejected, define_and_dump
 
 HOST = hosts.host({0: "0-7", 1: "8-15"}, {"0000:1a:00.0": 0, "0000:3d:00.0": 0, "0000:9a:00.0": 1})
 FREE = domain({0: 0, 1: 1}, [hostdev("0000:1a:00.0", "ua-a"), hostdev("0000:9a:00.0", "ua-b")])
@@ -270,6 +271,38 @@ def test_what_was_changed_on_a_controller_of_ours_is_put_right_in_place(old: str
     assert [etree.tostring(c, method="c14n") for c in root.iterfind("devices/*")] == [
         etree.tostring(c, method="c14n") for c in wanted.iterfind("devices/*")
     ]
+
+
+@pytest.mark.parametrize(
+    ("bdf", "source", "at", "said"),
+    [
+        ("0000:9a:00.0", 'bus="0x1x"', "unassigned", "bus"),
+        ("0000:9a:00.0", 'bus="0x100"', "unassigned", "bus"),
+        ("0000:9a:00.0", 'bus=""', "unassigned", "bus"),
+        ("0000:1a:00.0", 'bus="0x1a"', "unassigned", "twice"),
+    ],
+)
+def test_what_the_guest_does_not_get_is_read_as_libvirt_reads_it(bdf: str, source: str, at: str, said: str) -> None:
+    """Refused by both; and by neither, when the source is another that can be read."""
+    left = hostdev(bdf, "ua-b", f'<address type="{at}"/>').replace(f'bus="0x{bdf[5:7]}"', source)
+    with pytest.raises(LibvirtRejected):
+        define_and_dump(domain({0: 0, 1: 1}, [hostdev("0000:1a:00.0", "ua-a"), left]))
+    with pytest.raises(BadInput, match=said):
+        run(domain({0: 0, 1: 1}, [hostdev("0000:1a:00.0", "ua-a"), left]))
+    fine = hostdev("0000:9a:00.0", "ua-b", f'<address type="{at}"/>')
+    holds(run(domain({0: 0, 1: 1}, [hostdev("0000:1a:00.0", "ua-a"), fine])))
+
+
+def test_a_second_address_does_not_come_to_count() -> None:
+    """libvirt reads the first address of a device alone: taken away from a port of ours, the device has none."""
+    stale = base().replace('bus="0x1a"', 'bus="0x1b"')  # a device that the host does not have, on our port 2
+    own = '<address type="pci" domain="0x0000" bus="0x02" slot="0x00" function="0x0"/>'
+    assert own in stale
+    twice = stale.replace(own, own + '<address type="pci" domain="0x0000" bus="0x00" slot="0x09" function="0x0"/>')
+    assert addresses(define_and_dump(twice))["ua-a"] == (2, 0, 0)
+    result = run(twice)
+    assert "ua-a" not in addresses(result.xml)
+    assert run(result.xml.decode()).xml == result.xml
 
 
 PORT = '<address type="pci" domain="0x0000" bus="0x01" slot="0x00" function="0x0"/>'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+import tracemalloc
 from collections.abc import Callable
 
 import pytest
@@ -297,6 +298,11 @@ def test_wrong_encodings(data: bytes, said: str) -> None:
     refused(data, said)
 
 
+def test_an_encoding_that_takes_the_square_of_the_length_is_not_decoded() -> None:
+    head = b"<?xml version='1.0' encoding='punycode'?>"
+    refused(head + b"<domain>" + b"a" * 1_000_000 + b"-" + b"b" * 1_000_000, "punycode")
+
+
 @pytest.mark.parametrize("codec", ("utf-16-le", "utf-16-be", "utf-32-le", "cp037", "utf-7"))
 @pytest.mark.parametrize("declared", (True, False))
 def test_encodings_without_a_mark_are_read_right_or_refused(codec: str, declared: bool) -> None:
@@ -319,6 +325,85 @@ def test_a_utf_8_mark_against_the_declaration() -> None:
     except BadInput:
         return
     assert str(document.root[0].text) in document.text
+
+
+# --- much of it ------------------------------------------------------------------------------------------------
+
+
+def made_of(cells: str = "", tune: str = "", devices: str = "") -> str:
+    """A domain with these cells, pins and memnodes, and controllers before its only device."""
+    cells = cells or "<cell id='0' cpus='0' memory='1024'/>"
+    return (
+        "<domain><os><type arch='x86_64' machine='q35'>hvm</type></os>"
+        f"<cpu><numa>{cells}</numa></cpu>{tune}<devices>{devices}{HOSTDEV}</devices></domain>"
+    )
+
+
+def test_as_many_cells_as_qemu_takes() -> None:
+    cells = [f"<cell id='{n}' cpus='{n}' memory='1024'/>" for n in range(129)]
+    assert len(read(made_of("\n".join(cells[:128]))).cells) == 128
+    refused(made_of("\n".join(cells)), "128", line=129)
+
+
+def test_as_many_pci_controllers_as_there_are_indexes() -> None:
+    some = "\n".join(["<controller type='pci' model='pcie-root-port'/>"] * 256)
+    assert len(read(made_of(devices=some)).controllers) == 256
+    refused(
+        made_of(devices=f"{some}\n<controller type='pci' model='pcie-root-port'/>"), "256 PCI controllers", line=257
+    )
+
+
+def test_a_host_node_that_no_linux_has() -> None:
+    tune = "<numatune><memnode cellid='0' mode='strict' nodeset='{}'/></numatune>"
+    assert read(made_of(tune=tune.format("0,1023"))).memnodes[0].members == {0, 1023}
+    refused(made_of(tune=tune.format("0-1024")), "nodeset", "1023")
+
+
+def test_a_wide_set_for_each_vcpu_costs_no_memory() -> None:
+    """1 MiB is the most that a hook looks at, and its container has 64 MB; a frozenset for each took a megabyte."""
+    pins = "".join(f"<vcpupin vcpu='{n}' cpuset='{n}-16383'/>" for n in range(16384))
+    xml = made_of(tune=f"<cputune>{pins}</cputune>").encode()
+    assert len(xml) < 1024 * 1024
+    host = HostTopology({0: HostNode(0, CpuSet.parse("0-16383"))}, {})
+    tracemalloc.start()
+    try:
+        began = time.process_time()
+        result = pipeline.transform(xml, Options(), lambda query: host)
+        assert time.process_time() - began < 10, "with tracemalloc, which makes it several times as long"
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert result.report.plan.cell_nodes == {0: (0,)}
+    assert peak < 48_000_000
+
+
+def test_a_wide_set_is_soon_held_against_the_nodes() -> None:
+    """One vCPU is pinned to the whole of node 1, one to it and more, one to a CPU that no node has."""
+    sets = {0: "8-15", 1: "8-16", 2: "99"}
+    pins = "".join(f"<vcpupin vcpu='{vcpu}' cpuset='{cpus}'/>" for vcpu, cpus in sets.items())
+    cells = "".join(f"<cell id='{n}' cpus='{n}' memory='1024'/>" for n in sets)
+    host = HostTopology({0: HostNode(0, CpuSet.parse("0-7")), 1: HostNode(1, CpuSet.parse("8-15"))}, {})
+    result = pipeline.transform(made_of(cells, f"<cputune>{pins}</cputune>").encode(), Options(), lambda query: host)
+    assert result.report.plan.cell_nodes == {0: (1,), 1: (), 2: ()}
+
+
+# --- a source that the guest does not get ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ("unassigned", "ccw", "65536"))
+@pytest.mark.parametrize("bus", ("1x1", "0x100", ""))
+def test_a_source_is_read_whatever_the_guest_address(kind: str, bus: str) -> None:
+    at = f"<address type='{kind}'/>"
+    other = f"<hostdev type='pci'><source><address bus='{bus}'/></source>{at}</hostdev>"
+    refused(made_of(devices=other), "bus")
+    fine = f"<hostdev type='pci'><source><address bus='0x42'/></source>{at}</hostdev>"
+    assert [device.label for device in read(made_of(devices=fine)).devices] == ["0001:41:02.3"]
+
+
+def test_a_source_twice_once_not_for_the_guest() -> None:
+    source = HOSTDEV[HOSTDEV.index("<source>") : HOSTDEV.index("</source>")]
+    other = f"<hostdev type='pci'>{source}</source><address type='unassigned'/></hostdev>"
+    refused(made_of(devices=other), "0001:41:02.3", "twice")
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------

@@ -68,6 +68,36 @@ def test_an_address_that_libvirt_gave_behind_a_set_of_ours_is_no_reason_to_stay(
     assert placement(result, "ua-a").kind == "placed"
 
 
+@pytest.mark.parametrize(("addressed", "kind", "code"), [("keep", "kept", "addressed"), ("move", "placed", None)])
+def test_a_device_below_what_hangs_on_a_port_of_ours_is_not_there_already(
+    addressed: str, kind: str, code: str | None
+) -> None:
+    """A bridge of another hand on our port 2: our set does not stay, so the device on the bridge is on no cell."""
+    first = run(domain({0: 0}, [PLACED])).xml.decode()
+    bridge = controller(3, "pcie-to-pci-bridge", at(2))
+    later = hostdev("0000:3d:00.0", "ua-late", at(3, 1))
+    options = Options(addressed=addressed)
+    result = run(first.replace("</devices>", f"{bridge}{later}</devices>"), options)
+    late = placement(result, "ua-late")
+    assert (late.kind, late.code) == (kind, code)
+    again = run(result.xml.decode(), options)
+    assert again.xml == result.xml
+    assert (placement(again, "ua-late").kind, placement(again, "ua-late").code) == (kind, code)
+
+
+def test_the_bdf_of_what_stays_is_that_without_our_stale_port_before_it() -> None:
+    """Below another hand's expander at busNr 0xc8 a port of ours comes first. It goes, and the next one's bus is 0xc9."""
+    theirs = controller(7, "pcie-expander-bus", '<target busNr="200"><node>1</node></target>')
+    own = controller(8, "pcie-root-port", '<target hotplug="off"/><alias name="ua-pcinuma-0000-1a-00-0"/>' + at(7))
+    other = controller(9, "pcie-root-port", at(7, 1))
+    devices = [hostdev("0000:1a:00.0", "ua-a", at(8)), hostdev("0000:3d:00.0", "ua-stays", at(9))]
+    result = run(domain({0: 0, 1: 1}, devices, extra=theirs + own + other))
+    assert placement(result, "ua-a").kind == "placed"
+    assert str(placement(result, "ua-stays").guest_bdf) == "0000:c9:00.0"
+    again = run(result.xml.decode())
+    assert str(placement(again, "ua-stays").guest_bdf) == "0000:c9:00.0"
+
+
 def test_without_a_set_of_ours_the_same_address_is_its_owners() -> None:
     result = run(domain({0: 0}, [hostdev("0000:3d:00.0", "ua-late", at(3))]))
     assert placement(result, "ua-late").kind == "kept"

@@ -162,6 +162,21 @@ def test_what_was_wrong_before_is_not_ours_to_refuse() -> None:
     assert "address-taken" in found(more, before=wrong)
 
 
+def test_a_slot_that_had_no_function_0_before_is_none_of_ours() -> None:
+    """Two functions without a first one: the error is of the slot, whichever of the two stays."""
+    port = '<controller type="pci" index="1" model="pcie-root-port"></controller>'
+    at = '<address type="pci" domain="0" bus="1" slot="0" function="{}"></address>'
+    devices = [
+        hostdev("0000:1a:00.0", "ua-gpu-a", at.format(7)),
+        hostdev("0000:9a:00.0", "ua-gpu-c", at.format(1)).replace('bus="0x9a"', 'bus="0x77"'),  # the host has none such
+    ]
+    wrong = domain({0: 0, 1: 1}, devices, extra=port)
+    result = output(Options(addressed="move"), before=wrong)
+    assert [(p.device.label, p.kind) for p in result.report.plan.placements] == [
+        ("0000:1a:00.0", "placed"), ("0000:77:00.0", "left"),
+    ]  # fmt: skip
+
+
 def test_bus_0_was_full_before_and_must_not_come_to_need_more() -> None:
     taken = "".join(
         f'<sound model="ich9"><address type="pci" domain="0" bus="0" slot="{slot:#x}" function="0"/></sound>'
