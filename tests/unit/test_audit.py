@@ -231,6 +231,37 @@ def test_what_will_take_a_port_of_the_root_bus(ports: int, device: str) -> None:
     )
 
 
+# libvirt qemuDomainDefAddDefaultDevices, virDomainDefAddImplicitDevices
+@pytest.mark.parametrize(
+    ("ports", "devices"),
+    [
+        (0, ""),
+        (1, '<disk type="file"><target dev="sda" bus="scsi"/></disk>'),
+        (1, '<disk type="file"><target dev="sda" bus="scsi"/></disk><controller type="scsi" index="0"/>'),
+        (1, '<channel type="unix"><target type="virtio" name="a"/></channel>'),
+        (1, '<console type="pty"><target type="virtio"/></console><channel type="unix"><target type="virtio"/></channel>'),
+        (1, '<channel type="unix"><target type="virtio"/></channel><controller type="virtio-serial" index="0"/>'),
+        (0, '<console type="pty"><target type="serial"/></console>'),
+        (1, '<graphics type="vnc"/>'),
+        (1, '<graphics type="vnc"/><video><model type="virtio"/></video>'),
+        (0, '<graphics type="vnc"/><video><model type="none"/></video>'),
+    ],
+)  # fmt: skip
+def test_what_libvirt_adds_of_itself(ports: int, devices: str) -> None:
+    _, message = found(expander(1, 1), devices)["bus-numbers"]
+    assert message == (
+        f"the root bus has 1 bus numbers and needs {1 + ports}"
+        if ports
+        else "the root bus has 1 bus numbers and may come to need 17"
+    )
+
+
+def test_usb_and_balloon_come_unless_they_are_there() -> None:
+    xml = f"<domain><devices>{expander(1, 1)}</devices></domain>"
+    messages = [finding.message for finding in audit(load(xml.encode())) if finding.code == "bus-numbers"]
+    assert messages == ["the root bus has 1 bus numbers and needs 3"]
+
+
 @pytest.mark.parametrize(
     ("ports", "devices"),
     [
