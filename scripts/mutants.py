@@ -28,6 +28,7 @@ MODULES = ("plan", "apply", "verify", "layout", "audit", "switches", "io_space",
 TESTS = (
     "tests/golden/test_golden.py",
     "tests/property/test_pipeline.py",
+    "tests/unit/test_apply.py",
     "tests/unit/test_audit.py",
     "tests/unit/test_mapping.py",
     "tests/unit/test_mmio.py",
@@ -127,7 +128,8 @@ def start(module: str, *args: str, end: float | None = None) -> None:
     env = os.environ | {"PYTHONPATH": str(work / "plugin"), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     with (work / "log.txt").open("w") as log:
         command = ["nice", "-n", "10", sys.executable, *args]
-        process = subprocess.Popen(command, cwd=work, env=env, stdout=log, stderr=log)
+        # a shell starts what is to run behind it with SIGINT ignored, which would be inherited
+        process = subprocess.Popen(command, cwd=work, env=env, stdout=log, stderr=log, preexec_fn=_with_sigint)
         try:
             status = process.wait(end and max(0, end - time.monotonic()))
         except subprocess.TimeoutExpired:
@@ -136,6 +138,10 @@ def start(module: str, *args: str, end: float | None = None) -> None:
             return
     if status:
         sys.exit(f"mutmut failed, see {work / 'log.txt'}")
+
+
+def _with_sigint() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # --- what came of it -------------------------------------------------------------------------------------------

@@ -45,10 +45,10 @@ class _Writer:
 
     def expander(self, expander: PlannedExpander) -> list[str]:
         inner = self._grandchild
-        step = inner[len(self._child) :] if inner else ""
+        step = inner[len(self._child) :]
         target = (
             f"{inner}<target {self._attributes(busNr=str(expander.bus_nr))}>"
-            f"{inner + step if inner else ''}<node>{expander.cell}</node>{inner}</target>"
+            f"{inner}{step}<node>{expander.cell}</node>{inner}</target>"
         )
         own = self._controller("pcie-expander-bus", expander.index, expander.alias, target, "")
         return [own, *map(self._port, expander.ports)]
@@ -116,7 +116,7 @@ def _restore_expander(document: Document, editor: Editor, expander: PlannedExpan
 def _restore_port(document: Document, editor: Editor, port: PlannedPort) -> None:
     existing = port.existing
     assert existing is not None
-    if _has_slot(port) and existing.hotplug != "off":
+    if _has_slot(port):
         target = find(document.elements[existing.element], "target")
         if target is None:
             quote = editor.quote(existing.element)
