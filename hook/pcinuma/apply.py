@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pcinuma.domain_xml import Document, Editor, attribute, find, tag_of
+from pcinuma.domain_xml import Document, Editor, find, tag_of
 from pcinuma.model import Attachment, PciAddress, Plan, PlannedExpander, PlannedPort
 from pcinuma.tune import tune
 
@@ -155,15 +155,11 @@ def _set_address(
         attributes = " ".join(f"{name}={quote}{value}{quote}" for name, value in values.items())
         editor.append(present.element, f"<address {attributes}/>")
         return
-    if present.multifunction and not multifunction:
-        values["multifunction"] = "off"
+    values["multifunction"] = "on" if multifunction else "off"
+    if present.multifunction == multifunction:
+        del values["multifunction"]
     if present.address is not None:
         for name in ("domain", "bus", "slot", "function"):
             if getattr(present.address, name) == getattr(wanted, name):
                 del values[name]
-    if attribute(address, "type") == "pci":
-        del values["type"]
-    if present.multifunction == multifunction:
-        values.pop("multifunction", None)
-    if values:
-        editor.set_attributes(document.ordinal(address), values)
+    editor.set_attributes(document.ordinal(address), values)

@@ -85,3 +85,18 @@ def test_a_device_that_goes_to_a_port_alone_is_multifunction_no_more() -> None:
     assert run(xml, Options(addressed="move")).count(
         '<address type="pci" domain="0x0000" bus="0x02" slot="0x00" function="0x0" multifunction="off"/>'
     )
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ('bus="7"', 'bus="0x02" type="pci"'),
+        ('type="" bus="7"', 'type="pci" bus="0x02"'),
+        ('type="pci" bus="7" slot="0"', 'type="pci" bus="0x02" slot="0"'),
+    ],
+)
+def test_an_address_becomes_one_on_pci(written: str, expected: str) -> None:
+    """KubeVirt's structs write an empty type where there was none."""
+    edited = run(FREE).replace('type="pci" domain="0x0000" bus="0x02" slot="0x00" function="0x0"', written)
+    assert edited != run(FREE)
+    assert f"<address {expected}/>" in run(edited)
