@@ -22,8 +22,8 @@ def apply(document: Document, plan: Plan) -> str:
         editor.remove(controller.element)
     for device in plan.detach:
         address = find(document.elements[device.element], "address")
-        if address is not None:
-            editor.remove(document.ordinal(address))
+        assert address is not None  # it is on a port of ours
+        editor.remove(document.ordinal(address))
     for expander in plan.expanders:
         if expander.existing is not None:
             _restore_expander(document, editor, expander)

@@ -100,3 +100,11 @@ def test_an_address_becomes_one_on_pci(written: str, expected: str) -> None:
     edited = run(FREE).replace('type="pci" domain="0x0000" bus="0x02" slot="0x00" function="0x0"', written)
     assert edited != run(FREE)
     assert f"<address {expected}/>" in run(edited)
+
+
+def test_a_device_that_has_no_place_any_more_loses_the_address_that_it_had_there() -> None:
+    """Its node is unknown on the next start: what we wrote goes, all but the default mode spelled out."""
+    two = domain({0: 0}, [hostdev("0000:1a:00.0", "ua-a"), hostdev("0000:1b:00.1", "ua-b")])
+    unknown = hosts.host({0: "0-7"}, {"0000:1a:00.0": -1, "0000:1b:00.1": -1})
+    again = transform(run(two).encode(), Options(), unknown).xml.decode()
+    assert again == two.replace('managed="no"', 'managed="no" mode="subsystem"')
