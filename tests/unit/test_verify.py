@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pcinuma.domain_xml import load
+from pcinuma.domain_xml import QEMU_URI, load
 from pcinuma.model import Options
 from pcinuma.pipeline import Result, transform
 from pcinuma.verify import verify
@@ -108,6 +108,13 @@ def test_what_differs_from_the_plan(old: str, new: str, code: str, message: str)
         ("</domain>", "<metadata></metadata></domain>"),
         ("</vcpu>", "</vcpu>text"),
         ("</devices>", "text</devices>"),
+        ("<numa>", '<maxphysaddr mode="emulate" bits="42"/><numa>'),
+        ('<cell id="1"', '<cell id="9"><distances><sibling id="0" value="10"/></distances></cell><cell id="1"'),
+        (
+            'id="1" cpus="2,3" memory="1073741824" unit="b">',
+            'id="1" cpus="2,3" memory="1073741824" unit="b"><distances/>',
+        ),
+        ("</domain>", f'<override xmlns="{QEMU_URI}"/></domain>'),
     ],
 )
 def test_anything_else_that_changed(old: str, new: str) -> None:
@@ -142,6 +149,14 @@ def test_a_device_that_was_not_to_move_keeps_its_address() -> None:
 def test_what_was_to_be_tuned(old: str, new: str, message: str) -> None:
     # two BARs of 1 TiB above 6 GiB end at 3 TiB: 42 bits
     assert message in found(edited(old, new, ALL), ALL)["plan-missed"]
+
+
+def test_distances_beside_a_topology_are_looked_at() -> None:
+    before = BEFORE.replace("<cpu>", '<cpu><topology sockets="1" cores="4" threads="1"/>')
+    good = output(ALL, before).xml.decode()
+    assert found(good, ALL, before) == {}
+    bad = good.replace('<sibling id="1" value="10"/>', '<sibling id="1" value="11"/>')
+    assert "cell 1 has the distances" in found(bad, ALL, before)["plan-missed"]
 
 
 @pytest.mark.parametrize(("old", "new"), [('type="unsigned"', 'type="string"'), ('value="0"', 'value="1"')])
