@@ -121,6 +121,22 @@ def test_anything_else_that_changed(old: str, new: str) -> None:
     assert "other-change" in found(edited(old, new))
 
 
+def test_what_changed_is_told() -> None:
+    changed = found(edited("<name>ns_vm</name>", "<name>other</name>"))["other-change"]
+    assert changed.startswith("something that was not planned has changed: ")
+    assert "<name>ns_vm</name>" in changed
+    # the root, seven parts and what <devices> says of itself, four devices of the guest's own and four passed through
+    more = found(edited("</domain>", "<metadata></metadata></domain>"))["other-change"]
+    assert more == "the domain had 17 parts besides pcinuma's, now 18"
+
+
+def test_a_change_behind_properties_that_were_overridden_is_noticed() -> None:
+    before = BEFORE.replace("<name>", f'<override xmlns="{QEMU_URI}"/><name>')
+    good = output(ALL, before).xml.decode()
+    assert found(good, ALL, before) == {}
+    assert "other-change" in found(good.replace("<name>ns_vm", "<name>other"), ALL, before)
+
+
 def test_a_device_that_was_not_to_move_keeps_its_address() -> None:
     """Address and mode of placed devices alone may change."""
     stays = hostdev(
