@@ -105,6 +105,7 @@ def test_what_differs_from_the_plan(old: str, new: str, code: str, message: str)
         ("<devices>", '<devices a="b">'),
         ('<controller type="usb" index="0" model="none">', '<!-- --><controller type="usb" index="0" model="none">'),
         ("</devices>", '<rng model="virtio"></rng></devices>'),
+        ('index="0" model="none"', 'index="0" model="qemu-xhci"'),
         ("</domain>", "<metadata></metadata></domain>"),
         ("</vcpu>", "</vcpu>text"),
         ("</devices>", "text</devices>"),
