@@ -122,6 +122,29 @@ def test_anything_else_that_changed(old: str, new: str) -> None:
     assert "other-change" in found(edited(old, new))
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (' managed="no"', ' managed="yes"'),
+        (' managed="no"', ""),
+        (' mode="subsystem"', ' mode="subsystem" other="a"'),
+        ("<source>", "<source>text"),
+        ("<source>", "text<source>"),
+        ('name="ua-gpu-b"', 'name="ua-gpu-x"'),
+        ("</hostdev>", "<rom/></hostdev>"),
+    ],
+)
+def test_what_else_changed_in_a_device_that_moved(old: str, new: str) -> None:
+    """Its own address and the mode spelled out are all that may; the address stands before the alias here."""
+    at = '<address type="pci" domain="0" bus="0" slot="0x09" function="0"></address>'
+    options, before = Options(addressed="move"), domain({0: 0}, [hostdev("0000:1a:00.0", "ua-gpu-b", at)])
+    good = output(options, before).xml.decode()
+    assert found(good, options, before) == {}
+    head, device, tail = good.partition("<hostdev")
+    assert old in tail
+    assert "other-change" in found(head + device + tail.replace(old, new, 1), options, before)
+
+
 def test_what_changed_is_told() -> None:
     changed = found(edited("<name>ns_vm</name>", "<name>other</name>"))["other-change"]
     assert changed.startswith("something that was not planned has changed: ")
