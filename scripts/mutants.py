@@ -30,6 +30,7 @@ TESTS = (
     "tests/property/test_pipeline.py",
     "tests/unit/test_apply.py",
     "tests/unit/test_audit.py",
+    "tests/unit/test_layout.py",
     "tests/unit/test_mapping.py",
     "tests/unit/test_mmio.py",
     "tests/unit/test_plan.py",
