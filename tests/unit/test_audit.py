@@ -293,3 +293,96 @@ def test_a_passthrough_device_on_an_index_that_libvirt_will_make_a_root_port_of(
     )
     assert "address-range" in {f.code for f in audit(load(xml.replace(b"SLOT", b"1")))}
     assert "address-range" not in {f.code for f in audit(load(xml.replace(b"SLOT", b"0")))}
+
+
+# --- where a rule begins ---------------------------------------------------------------------------------------
+
+
+def codes(*devices: str, machine: str = "q35") -> set[str]:
+    return set(found(*devices, machine=machine))
+
+
+def test_the_highest_numbers_that_there_are() -> None:
+    ranges = {"index-range", "address-range"}
+    assert not ranges & codes(port(255, 0, 31, 7), port(254, 0, 31), nic(at(255, 0, 7)), nic(at(255)))
+    assert "index-range" in codes(port(256, 0, 31))
+    assert "address-range" in codes(nic(at(0, 31, 8)))
+    assert "address-range" in codes(nic(at(0, 32, 7)))
+    assert "expander-bus" not in codes(expander(1, 1)) | codes(expander(1, 254))
+
+
+@pytest.mark.parametrize("model", ["pxb", "pci-expander-bus"])
+def test_expanders_of_i440fx(model: str) -> None:
+    other = f'<controller type="pci" index="1" model="{model}"/>'
+    assert found(other)["expander-model"][1].endswith("on this machine libvirt takes pcie-expander-bus only")
+    assert "expander-model" in codes(other, machine="virt")
+    assert "expander-model" not in codes(other, machine="pc-i440fx-9.2")
+
+
+@pytest.mark.parametrize(
+    ("bus", "slot", "wrong"), [(0, 0x1F, 0), (0, 0x1D, 0), (0, 0x1A, 0), (0, 0x1E, 1), (9, 0x1F, 1)]
+)
+def test_chipset_slots_need_no_function_0(bus: int, slot: int, wrong: bool) -> None:
+    assert ("no-function-0" in codes(nic(at(bus, slot, 5)))) == wrong
+
+
+@pytest.mark.parametrize("written", [None, "on", "off"])
+def test_ports_of_ours_in_one_slot_say_that_there_are_several(written: str | None) -> None:
+    """libvirt sets it for others where it is not written; ours are written whole."""
+    inside = '<target hotplug="off"/>'
+    more = f' multifunction="{written}"' if written else ""
+    first = port(2, 1, more=inside + alias("a")).replace('function="0"', f'function="0"{more}')
+    devices = [expander(1, 253, 0, alias("cell0")), first, port(3, 1, 0, 1, more=inside + alias("b"))]
+    said = found(*devices, gpu(at(2)), gpu(at(3)))
+    assert ("multifunction" in said) == (written != "on")
+
+
+@pytest.mark.parametrize(
+    ("device", "foreign"),
+    [
+        ('<interface type="hostdev">{}</interface>', False),
+        ('<interface type="vdpa">{}</interface>', False),
+        ('<interface type="bridge">{}</interface>', True),
+        ('<hostdev type="mdev">{}</hostdev>', False),
+        ('<hostdev type="pci">{}</hostdev>', False),
+        ('<hostdev type="scsi_host">{}</hostdev>', True),
+        ('<disk type="file">{}</disk>', True),
+        ('<controller type="scsi" index="0">{}</controller>', True),
+        ('<controller type="pci" index="3" model="pcie-to-pci-bridge">{}</controller>', True),
+    ],
+)
+def test_what_may_sit_on_a_port_of_ours(device: str, foreign: bool) -> None:
+    assert ("foreign-device" in codes(ours(253, below=device.format(at(2))))) == foreign
+
+
+def test_numbers_as_libvirt_reads_them() -> None:
+    """Hexadecimal, decimal, and C's octal; an address of zeros asks libvirt for one, as does none."""
+    said = found(
+        '<sound model="ich9"><address type="pci" bus="0" slot="0x09"/></sound>',
+        '<watchdog model="i6300esb"><address bus="0" slot="011"/></watchdog>',
+    )
+    assert said["address-taken"][1].endswith("have one guest address 0000:00:09.0")
+    asks = '<sound model="ich9"><address type="pci" domain="0x0000" bus="0x00" slot="0x00" function="0x0"/></sound>'
+    assert codes(asks, asks) == set()
+
+
+def test_parts_are_named_by_their_alias_or_line() -> None:
+    xml = (
+        b'<domain><devices>\n<sound model="ich9"><address bus="0" slot="9"/></sound>\n'
+        b'<interface type="user"><alias name="net0"/><address bus="0" slot="9"/></interface>\n'
+        b'<controller type="pci" index="3" model="pcie-root-port"><address bus="0" slot="9"/></controller>'
+        b"</devices></domain>"
+    )
+    finding, other = (finding for finding in audit(load(xml)) if finding.code == "address-taken")
+    assert finding.message == "interface (net0) and sound (line 2) have one guest address 0000:00:09.0"
+    assert finding.device == "interface (net0)"
+    assert other.device == "pcie-root-port 3 (line 4)"
+
+
+def test_a_device_of_another_bus_has_no_place_on_pci() -> None:
+    """Drives, USB ports and CCW channels have addresses of their own kind."""
+    drive = '<disk type="file"><target dev="sda" bus="sata"/><address type="drive" bus="0" slot="9"/></disk>'
+    assert (
+        codes(drive, drive, drive.replace("drive", "usb"), '<interface type="user"><address type="ccw"/></interface>')
+        == set()
+    )
