@@ -99,6 +99,8 @@ def prepare(module: str) -> None:
     work = BUILD / module
     for name in ("src", "tests", "schemas", "examples", "docs", "plugin", "mutants/tests"):
         shutil.rmtree(work / name, ignore_errors=True)
+    # which test reaches which function is found out anew; what a test has killed stands while its function is the same
+    (work / "mutants" / "mutmut-stats.json").unlink(missing_ok=True)
     shutil.copytree(ROOT / "hook" / "pcinuma", work / "src" / "pcinuma")  # mutmut knows the names below src/ only
     for name in ("tests", "schemas", "examples", "docs"):
         shutil.copytree(ROOT / name, work / name, symlinks=True)

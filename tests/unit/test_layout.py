@@ -45,6 +45,7 @@ def around(
         ([1], around(buses=248, blocks=((250, 6),)), 248),
         ([1], around(buses=249, blocks=((250, 6),)), None),
         ([1], around(buses=200, blocks=((200, 40),)), 254),  # the root bus ends below 200 already
+        ([1], around(buses=255, blocks=((200, 40),)), 254),  # if it has too few there, that is not by ours
         ([3], around(buses=196, blocks=((200, 53),)), 196),  # 253 to 255 are three, and four are needed
         ([3], around(buses=197, blocks=((200, 53),)), None),
         ([2], around(buses=200, blocks=((200, 53),)), 253),
