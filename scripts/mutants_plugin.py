@@ -33,6 +33,7 @@ def collect(runner: ForkRunner) -> None:
     quiet = ["--rootdir=.", "-p", "no:terminal", "-s"]
     with change_cwd("mutants"):
         config = _prepareconfig([*quiet, *given.pytest_add_cli_args_test_selection, *given.pytest_add_cli_args], [])
+        config.option.tbstyle = "value"  # a traceback would have the whole module parsed, with all mutants of it
         config._do_configure()
         session = pytest.Session.from_config(config)
         config.hook.pytest_sessionstart(session=session)

@@ -18,12 +18,14 @@ def expander(index: int, bus_nr: int | None, node: int | None = 0, inside: str =
     number = f' busNr="{bus_nr}"' if bus_nr is not None else ""
     cell = f"<node>{node}</node>" if node is not None else ""
     target = f"<target{number}>{cell}</target>"
-    return f'<controller type="pci" index="{index}" model="pcie-expander-bus">{target}{inside}</controller>'
+    model = '<model name="pxb-pcie"/>'  # libvirt writes it first
+    return f'<controller type="pci" index="{index}" model="pcie-expander-bus">{model}{target}{inside}</controller>'
 
 
 def port(index: int, parent: int, slot: int = 0, function: int = 0, *, model: str = "root-port", more: str = "") -> str:
     return (
-        f'<controller type="pci" index="{index}" model="pcie-{model}">{more}{at(parent, slot, function)}</controller>'
+        f'<controller type="pci" index="{index}" model="pcie-{model}"><model name="any"/>{more}'
+        f"{at(parent, slot, function)}</controller>"
     )
 
 
@@ -56,7 +58,7 @@ def found(*devices: str, cells: int = 2, machine: str = "q35") -> dict[str, tupl
     """Severity and message by code."""
     numa = "".join(f'<cell id="{cell}" cpus="{cell}" memory="1"/>' for cell in range(cells))
     quiet = '<controller type="usb" model="none"/><memballoon model="none"/>'
-    os = f'<os><type arch="x86_64" machine="{machine}">hvm</type></os>'
+    os = f'<name>a</name><os><smbios mode="sysinfo"/><type arch="x86_64" machine="{machine}">hvm</type></os>'
     xml = f"<domain>{os}<cpu><numa>{numa}</numa></cpu><devices>{''.join(devices)}{quiet}</devices></domain>"
     return {finding.code: (finding.severity, finding.message) for finding in audit(load(xml.encode()))}
 
@@ -127,6 +129,7 @@ def test_nothing_is_wrong_with_it(devices: list[str]) -> None:
         ([expander(1, None), port(2, 1), port(3, 1, 1)], "bus-room", "libvirt leaves room for one port, it has 2"),
         ([expander(1, 2), port(2, 1), port(3, 0, 1), port(4, 0, 2)], "bus-numbers", "has 2 bus numbers and needs 3"),
         ([nic(at(0, slot)) for slot in range(1, 31)] + [expander(1, 200)], "root-bus-slots", "needs 33"),
+        ([nic(at(0, slot)) for slot in range(2, 31)] + [port(1, 0, 1), expander(2, 200)], "root-bus-slots", "needs 33"),
     ],
 )  # fmt: skip
 def test_what_breaks_a_rule(devices: list[str], code: str, message: str) -> None:
@@ -368,7 +371,7 @@ def test_numbers_as_libvirt_reads_them() -> None:
     """Hexadecimal, decimal, and C's octal; an address of zeros asks libvirt for one, as does none."""
     said = found(
         '<sound model="ich9"><address type="pci" bus="0" slot="0x09"/></sound>',
-        '<watchdog model="i6300esb"><address bus="0" slot="011"/></watchdog>',
+        '<watchdog model="i6300esb"><address type="" bus="0" slot="011"/></watchdog>',
     )
     assert said["address-taken"][1].endswith("have one guest address 0000:00:09.0")
     asks = '<sound model="ich9"><address type="pci" domain="0x0000" bus="0x00" slot="0x00" function="0x0"/></sound>'
