@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from pcinuma.audit import audit
 from pcinuma.domain_xml import load
+from pcinuma.model import Finding
 
 ADDRESS = '<address type="pci" domain="0" bus="{}" slot="{}" function="{}"{}/>'
 
@@ -54,13 +57,21 @@ def ours(bus_nr: int | None = 254, *, hotplug: str = ' hotplug="off"', below: st
     )
 
 
-def found(*devices: str, cells: int = 2, machine: str = "q35") -> dict[str, tuple[str, str]]:
-    """Severity and message by code."""
+def listed(*devices: str, cells: int = 2, machine: str = "q35") -> list[Finding]:
+    """What is found in a domain as libvirt writes it, with these devices."""
     numa = "".join(f'<cell id="{cell}" cpus="{cell}" memory="1"/>' for cell in range(cells))
+    first = '<emulator>/usr/bin/qemu</emulator><controller type="pci" index="0" model="pcie-root"/>'
     quiet = '<controller type="usb" model="none"/><memballoon model="none"/>'
     os = f'<name>a</name><os><smbios mode="sysinfo"/><type arch="x86_64" machine="{machine}">hvm</type></os>'
-    xml = f"<domain>{os}<cpu><numa>{numa}</numa></cpu><devices>{''.join(devices)}{quiet}</devices></domain>"
-    return {finding.code: (finding.severity, finding.message) for finding in audit(load(xml.encode()))}
+    xml = f"<domain>{os}<cpu><numa>{numa}</numa></cpu><devices>{first}{''.join(devices)}{quiet}</devices></domain>"
+    return audit(load(xml.encode()))
+
+
+def found(*devices: str, cells: int = 2, machine: str = "q35") -> dict[str, tuple[str, str]]:
+    """Severity and message by code."""
+    return {
+        finding.code: (finding.severity, finding.message) for finding in listed(*devices, cells=cells, machine=machine)
+    }
 
 
 @pytest.mark.parametrize(
@@ -133,9 +144,12 @@ def test_nothing_is_wrong_with_it(devices: list[str]) -> None:
     ],
 )  # fmt: skip
 def test_what_breaks_a_rule(devices: list[str], code: str, message: str) -> None:
-    severity, said = found(*devices)[code]
-    assert severity == "error"
-    assert message in said
+    finding = next(finding for finding in reversed(listed(*devices)) if finding.code == code)
+    assert finding.severity == "error"
+    assert message in finding.message
+    # what is wrong with one part says with which
+    assert (finding.device is None) == (code in ("bus-numbers", "root-bus-slots"))
+    assert finding.device is None or re.fullmatch(r"[a-z]+( \d+)?( \(.+\))", finding.device.replace("-", ""))
 
 
 @pytest.mark.parametrize(("bus_nr", "severity"), [(16, "error"), (17, None)])
@@ -287,6 +301,22 @@ def test_gaps_and_devices_that_wait(ports: int, devices: list[str]) -> None:
     high = 5 if 'index="4"' in devices[0] else 2
     _, message = found(*devices, expander(high, 1))["bus-numbers"]
     assert message.endswith(f"needs {1 + 1 + ports}")
+
+
+@pytest.mark.parametrize(
+    ("devices", "code", "hint"),
+    [
+        ([ours(node=None)], "expander-node", "pcinuma transform --addressed move places its devices anew"),
+        ([expander(1, 200, None), port(2, 1)], "expander-node", "KubeVirt before 1.8 drops the node"),
+        ([expander(1, 254), port(2, 1), port(3, 1, 1)], "bus-room", "the guest silently loses the devices beyond"),
+        ([nic(at(0, slot)) for slot in range(1, 31)] + [expander(1, 200)], "root-bus-slots", "placePCIDevicesOnRootComplex"),
+    ],
+)  # fmt: skip
+def test_what_to_do_is_said(devices: list[str], code: str, hint: str) -> None:
+    finding = next(finding for finding in listed(*devices) if finding.code == code)
+    assert hint in (finding.hint or "")
+    if code == "expander-node":
+        assert finding.device is not None
 
 
 def test_a_fault_that_has_a_remedy_says_it() -> None:
