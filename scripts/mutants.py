@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("minutes", type=float, nargs="?", default=60)
     parser.add_argument("--again", action="store_true", help="those too that lived")
     parser.add_argument("modules", nargs="*", metavar="MODULE", help=", ".join(MODULES))
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if unknown := set(args.modules) - set(MODULES):
         parser.error(f"no module of these: {', '.join(sorted(unknown))}")
     modules = args.modules or MODULES

@@ -64,7 +64,11 @@ def listed(*devices: str, cells: int = 2, machine: str = "q35") -> list[Finding]
     quiet = '<controller type="usb" model="none"/><memballoon model="none"/>'
     os = f'<name>a</name><os><smbios mode="sysinfo"/><type arch="x86_64" machine="{machine}">hvm</type></os>'
     xml = f"<domain>{os}<cpu><numa>{numa}</numa></cpu><devices>{first}{''.join(devices)}{quiet}</devices></domain>"
-    return audit(load(xml.encode()))
+    findings = audit(load(xml.encode()))
+    for finding in findings:  # what is wrong with one part says with which
+        assert (finding.device is None) == (finding.code in ("bus-numbers", "root-bus-slots")), finding
+        assert finding.device is None or re.fullmatch(r"[a-z]+( \d+)? \(.+\)", finding.device.replace("-", "")), finding
+    return findings
 
 
 def found(*devices: str, cells: int = 2, machine: str = "q35") -> dict[str, tuple[str, str]]:
@@ -147,9 +151,6 @@ def test_what_breaks_a_rule(devices: list[str], code: str, message: str) -> None
     finding = next(finding for finding in reversed(listed(*devices)) if finding.code == code)
     assert finding.severity == "error"
     assert message in finding.message
-    # what is wrong with one part says with which
-    assert (finding.device is None) == (code in ("bus-numbers", "root-bus-slots"))
-    assert finding.device is None or re.fullmatch(r"[a-z]+( \d+)?( \(.+\))", finding.device.replace("-", ""))
 
 
 @pytest.mark.parametrize(("bus_nr", "severity"), [(16, "error"), (17, None)])
