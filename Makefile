@@ -44,9 +44,10 @@ fuzz: $(VENV)/.dev
 proof: $(VENV)/.dev
 	$(VENV)/bin/python -m tests.proof
 
-# Mutation testing, for as long as MINUTES says; the next run goes on where this one ended.
+# Mutation testing, for as long as MINUTES says; the next run goes on where this one ended. MUTANTS="--again verify" tries
+# those of a module once more that lived.
 mutants: $(VENV)/.mutants
-	scripts/mutants.sh $(MINUTES)
+	@$(VENV)/bin/python scripts/mutants.py $(MINUTES) $(MUTANTS)
 
 # Writes what the golden cases say now; look at every line of the diff before committing it.
 golden: $(VENV)/.dev

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pcinuma.domain_xml import Document, Editor, attribute, children, find, tag_of
+from pcinuma.domain_xml import Document, Editor, children, find, tag_of
 from pcinuma.model import Attachment, PciAddress, Plan, PlannedExpander, PlannedPort
 from pcinuma.tune import tune
 
@@ -45,10 +45,10 @@ class _Writer:
 
     def expander(self, expander: PlannedExpander) -> list[str]:
         inner = self._grandchild
-        step = inner[len(self._child) :] if inner else ""
+        step = inner[len(self._child) :]
         target = (
             f"{inner}<target {self._attributes(busNr=str(expander.bus_nr))}>"
-            f"{inner + step if inner else ''}<node>{expander.cell}</node>{inner}</target>"
+            f"{inner}{step}<node>{expander.cell}</node>{inner}</target>"
         )
         own = self._controller("pcie-expander-bus", expander.index, expander.alias, target, "")
         return [own, *map(self._port, expander.ports)]
@@ -116,7 +116,7 @@ def _restore_expander(document: Document, editor: Editor, expander: PlannedExpan
 def _restore_port(document: Document, editor: Editor, port: PlannedPort) -> None:
     existing = port.existing
     assert existing is not None
-    if _has_slot(port) and existing.hotplug != "off":
+    if _has_slot(port):
         target = find(document.elements[existing.element], "target")
         if target is None:
             quote = editor.quote(existing.element)
@@ -155,15 +155,11 @@ def _set_address(
         attributes = " ".join(f"{name}={quote}{value}{quote}" for name, value in values.items())
         editor.append(present.element, f"<address {attributes}/>")
         return
-    if present.multifunction and not multifunction:
-        values["multifunction"] = "off"
+    values["multifunction"] = "on" if multifunction else "off"
+    if present.multifunction == multifunction:
+        del values["multifunction"]
     if present.address is not None:
         for name in ("domain", "bus", "slot", "function"):
             if getattr(present.address, name) == getattr(wanted, name):
                 del values[name]
-    if attribute(address, "type") == "pci":
-        del values["type"]
-    if present.multifunction == multifunction:
-        values.pop("multifunction", None)
-    if values:
-        editor.set_attributes(document.ordinal(address), values)
+    editor.set_attributes(document.ordinal(address), values)

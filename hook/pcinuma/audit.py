@@ -126,7 +126,7 @@ def _part(element: Element) -> Part:
     tag = tag_of(element)
     address = find(element, "address")
     at: Where | None = None
-    if address is not None and attribute(address, "type") in (None, "", "pci") and _says_where(address):
+    if address is not None and attribute(address, "type") in (None, "", "pci"):
         bus, slot, function = (_c_number(attribute(address, name)) for name in ("bus", "slot", "function"))
         at = (bus, slot, function) if bus or slot else None  # 0000:00:00 asks libvirt for an address
     is_pci_controller = tag == "controller" and attribute(element, "type") == "pci"
@@ -147,10 +147,6 @@ def _part(element: Element) -> Part:
         bus_nr=_c_number(written) if written else None,
         node=int(node) if node else None,
     )
-
-
-def _says_where(address: Element) -> bool:
-    return any(attribute(address, name) is not None for name in ("bus", "slot", "function"))
 
 
 def _c_number(text: str | None) -> int:

@@ -174,7 +174,6 @@ class PciController:
     alias: str | None = None
     bus_nr: int | None = None
     node: int | None = None
-    hotplug: str | None = None
     is_ours: bool = False
 
     @property

@@ -283,7 +283,6 @@ def _controller(document: Document, element: Element) -> PciController:
         alias=attribute(find(element, "alias"), "name"),
         bus_nr=number(bus_nr, "busNr", MAX_BUS, where) if bus_nr else None,
         node=decimal(node, "the expander's node", CpuSet.LIMIT, where) if node else None,
-        hotplug=attribute(target, "hotplug"),
     )
 
 

@@ -382,7 +382,7 @@ def _judged(made: Plan, options: Options, cells: CellMap) -> Plan:
     findings = list(made.findings)
     for placement in made.placements:
         if placement.code is not None:
-            findings.append(_finding(placement, refusing))
+            findings.append(_finding(placement, placement.code, refusing))
     made = replace(made, findings=tuple(findings))
     if not refusing:
         return made
@@ -410,13 +410,13 @@ def _reasons(odd: Iterable[Placement]) -> Iterator[str]:
 
 
 def _single_node(made: Plan, cells: CellMap) -> Plan:
-    of_devices: dict[int | None, list[str]] = {}
+    of_devices: dict[int, list[str]] = {}
     for placement in made.placements:
+        assert placement.host_node is not None  # every device fits a cell, by its node
         of_devices.setdefault(placement.host_node, []).append(placement.device.label)
     if len(set(of_devices).union(*cells.touched.values())) == 1 and all(cells.touched.values()):
         return made
-    by_node = sorted(of_devices.items(), key=str)
-    devices = "; ".join(f"{', '.join(labels)} on host node {node}" for node, labels in by_node)
+    devices = "; ".join(f"{', '.join(labels)} on host node {node}" for node, labels in sorted(of_devices.items()))
     of_cells = {cell: str(touched) for cell, touched in cells.touched.items()}
     shown = "; ".join(f"cell {cell} on host node {nodes or 'unknown'}" for cell, nodes in of_cells.items())
     return replace(
@@ -426,14 +426,14 @@ def _single_node(made: Plan, cells: CellMap) -> Plan:
     )
 
 
-def _finding(placement: Placement, refusing: bool) -> Finding:
+def _finding(placement: Placement, code: str, refusing: bool) -> Finding:
     label = placement.device.label
     if placement.fits:
         verb = "is placed" if placement.kind == "placed" else "stays where it is"
-        return Finding(placement.code or "", "info", f"{label} {verb}: {placement.reason}", label)
+        return Finding(code, "info", f"{label} {verb}: {placement.reason}", label)
     verb = "is placed approximately" if placement.kind == "approximate" else "stays where it is"
     return Finding(
-        placement.code or "",
+        code,
         "error" if refusing else "warning",
         f"{label} {verb}: {placement.reason}",
         label,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from pcinuma.audit import audit
 from pcinuma.domain_xml import load
+from pcinuma.model import Finding
 
 ADDRESS = '<address type="pci" domain="0" bus="{}" slot="{}" function="{}"{}/>'
 
@@ -18,12 +21,14 @@ def expander(index: int, bus_nr: int | None, node: int | None = 0, inside: str =
     number = f' busNr="{bus_nr}"' if bus_nr is not None else ""
     cell = f"<node>{node}</node>" if node is not None else ""
     target = f"<target{number}>{cell}</target>"
-    return f'<controller type="pci" index="{index}" model="pcie-expander-bus">{target}{inside}</controller>'
+    model = '<model name="pxb-pcie"/>'  # libvirt writes it first
+    return f'<controller type="pci" index="{index}" model="pcie-expander-bus">{model}{target}{inside}</controller>'
 
 
 def port(index: int, parent: int, slot: int = 0, function: int = 0, *, model: str = "root-port", more: str = "") -> str:
     return (
-        f'<controller type="pci" index="{index}" model="pcie-{model}">{more}{at(parent, slot, function)}</controller>'
+        f'<controller type="pci" index="{index}" model="pcie-{model}"><model name="any"/>{more}'
+        f"{at(parent, slot, function)}</controller>"
     )
 
 
@@ -52,13 +57,25 @@ def ours(bus_nr: int | None = 254, *, hotplug: str = ' hotplug="off"', below: st
     )
 
 
+def listed(*devices: str, cells: int = 2, machine: str = "q35") -> list[Finding]:
+    """What is found in a domain as libvirt writes it, with these devices."""
+    numa = "".join(f'<cell id="{cell}" cpus="{cell}" memory="1"/>' for cell in range(cells))
+    first = '<emulator>/usr/bin/qemu</emulator><controller type="pci" index="0" model="pcie-root"/>'
+    quiet = '<controller type="usb" model="none"/><memballoon model="none"/>'
+    os = f'<name>a</name><os><smbios mode="sysinfo"/><type arch="x86_64" machine="{machine}">hvm</type></os>'
+    xml = f"<domain>{os}<cpu><numa>{numa}</numa></cpu><devices>{first}{''.join(devices)}{quiet}</devices></domain>"
+    findings = audit(load(xml.encode()))
+    for finding in findings:  # what is wrong with one part says with which
+        assert (finding.device is None) == (finding.code in ("bus-numbers", "root-bus-slots")), finding
+        assert finding.device is None or re.fullmatch(r"[a-z]+( \d+)? \(.+\)", finding.device.replace("-", "")), finding
+    return findings
+
+
 def found(*devices: str, cells: int = 2, machine: str = "q35") -> dict[str, tuple[str, str]]:
     """Severity and message by code."""
-    numa = "".join(f'<cell id="{cell}" cpus="{cell}" memory="1"/>' for cell in range(cells))
-    quiet = '<controller type="usb" model="none"/><memballoon model="none"/>'
-    os = f'<os><type arch="x86_64" machine="{machine}">hvm</type></os>'
-    xml = f"<domain>{os}<cpu><numa>{numa}</numa></cpu><devices>{''.join(devices)}{quiet}</devices></domain>"
-    return {finding.code: (finding.severity, finding.message) for finding in audit(load(xml.encode()))}
+    return {
+        finding.code: (finding.severity, finding.message) for finding in listed(*devices, cells=cells, machine=machine)
+    }
 
 
 @pytest.mark.parametrize(
@@ -127,12 +144,13 @@ def test_nothing_is_wrong_with_it(devices: list[str]) -> None:
         ([expander(1, None), port(2, 1), port(3, 1, 1)], "bus-room", "libvirt leaves room for one port, it has 2"),
         ([expander(1, 2), port(2, 1), port(3, 0, 1), port(4, 0, 2)], "bus-numbers", "has 2 bus numbers and needs 3"),
         ([nic(at(0, slot)) for slot in range(1, 31)] + [expander(1, 200)], "root-bus-slots", "needs 33"),
+        ([nic(at(0, slot)) for slot in range(2, 31)] + [port(1, 0, 1), expander(2, 200)], "root-bus-slots", "needs 33"),
     ],
 )  # fmt: skip
 def test_what_breaks_a_rule(devices: list[str], code: str, message: str) -> None:
-    severity, said = found(*devices)[code]
-    assert severity == "error"
-    assert message in said
+    finding = next(finding for finding in reversed(listed(*devices)) if finding.code == code)
+    assert finding.severity == "error"
+    assert message in finding.message
 
 
 @pytest.mark.parametrize(("bus_nr", "severity"), [(16, "error"), (17, None)])
@@ -215,6 +233,15 @@ def test_what_a_target_may_say() -> None:
         (1, '<rng model="virtio"/>'),
         (1, '<vsock model="virtio"/>'),
         (1, '<filesystem type="mount"/>'),
+        (1, '<sound model="ich9"/>'),
+        (1, '<watchdog model="i6300esb"/>'),
+        (1, '<crypto model="virtio"/>'),
+        (1, '<shmem name="a"/>'),
+        (1, '<controller type="nvme" index="0"/>'),
+        (1, '<disk type="file"><driver/><target dev="vda" bus="virtio"/></disk>'),
+        (1, '<video><driver/><model type="virtio"/></video>'),
+        (0, '<video><driver/><model type="none"/></video>'),
+        (1, '<disk type="file"><target dev="vda" bus="virtio"/><address type=""/></disk>'),
         (0, '<tpm model="tpm-crb"/>'),
         (0, '<serial type="pty"/>'),
         (1, nic()),
@@ -231,6 +258,37 @@ def test_what_will_take_a_port_of_the_root_bus(ports: int, device: str) -> None:
     )
 
 
+# libvirt qemuDomainDefAddDefaultDevices, virDomainDefAddImplicitDevices
+@pytest.mark.parametrize(
+    ("ports", "devices"),
+    [
+        (0, ""),
+        (1, '<disk type="file"><target dev="sda" bus="scsi"/></disk>'),
+        (1, '<disk type="file"><target dev="sda" bus="scsi"/></disk><controller type="scsi" index="0"/>'),
+        (1, '<channel type="unix"><target type="virtio" name="a"/></channel>'),
+        (1, '<console type="pty"><target type="virtio"/></console><channel type="unix"><target type="virtio"/></channel>'),
+        (1, '<channel type="unix"><target type="virtio"/></channel><controller type="virtio-serial" index="0"/>'),
+        (0, '<console type="pty"><target type="serial"/></console>'),
+        (1, '<graphics type="vnc"/>'),
+        (1, '<graphics type="vnc"/><video><model type="virtio"/></video>'),
+        (0, '<graphics type="vnc"/><video><model type="none"/></video>'),
+    ],
+)  # fmt: skip
+def test_what_libvirt_adds_of_itself(ports: int, devices: str) -> None:
+    _, message = found(expander(1, 1), devices)["bus-numbers"]
+    assert message == (
+        f"the root bus has 1 bus numbers and needs {1 + ports}"
+        if ports
+        else "the root bus has 1 bus numbers and may come to need 17"
+    )
+
+
+def test_usb_and_balloon_come_unless_they_are_there() -> None:
+    xml = f"<domain><devices>{expander(1, 1)}</devices></domain>"
+    messages = [finding.message for finding in audit(load(xml.encode())) if finding.code == "bus-numbers"]
+    assert messages == ["the root bus has 1 bus numbers and needs 3"]
+
+
 @pytest.mark.parametrize(
     ("ports", "devices"),
     [
@@ -244,6 +302,22 @@ def test_gaps_and_devices_that_wait(ports: int, devices: list[str]) -> None:
     high = 5 if 'index="4"' in devices[0] else 2
     _, message = found(*devices, expander(high, 1))["bus-numbers"]
     assert message.endswith(f"needs {1 + 1 + ports}")
+
+
+@pytest.mark.parametrize(
+    ("devices", "code", "hint"),
+    [
+        ([ours(node=None)], "expander-node", "pcinuma transform --addressed move places its devices anew"),
+        ([expander(1, 200, None), port(2, 1)], "expander-node", "KubeVirt before 1.8 drops the node"),
+        ([expander(1, 254), port(2, 1), port(3, 1, 1)], "bus-room", "the guest silently loses the devices beyond"),
+        ([nic(at(0, slot)) for slot in range(1, 31)] + [expander(1, 200)], "root-bus-slots", "placePCIDevicesOnRootComplex"),
+    ],
+)  # fmt: skip
+def test_what_to_do_is_said(devices: list[str], code: str, hint: str) -> None:
+    finding = next(finding for finding in listed(*devices) if finding.code == code)
+    assert hint in (finding.hint or "")
+    if code == "expander-node":
+        assert finding.device is not None
 
 
 def test_a_fault_that_has_a_remedy_says_it() -> None:
@@ -262,3 +336,96 @@ def test_a_passthrough_device_on_an_index_that_libvirt_will_make_a_root_port_of(
     )
     assert "address-range" in {f.code for f in audit(load(xml.replace(b"SLOT", b"1")))}
     assert "address-range" not in {f.code for f in audit(load(xml.replace(b"SLOT", b"0")))}
+
+
+# --- where a rule begins ---------------------------------------------------------------------------------------
+
+
+def codes(*devices: str, machine: str = "q35") -> set[str]:
+    return set(found(*devices, machine=machine))
+
+
+def test_the_highest_numbers_that_there_are() -> None:
+    ranges = {"index-range", "address-range"}
+    assert not ranges & codes(port(255, 0, 31, 7), port(254, 0, 31), nic(at(255, 0, 7)), nic(at(255)))
+    assert "index-range" in codes(port(256, 0, 31))
+    assert "address-range" in codes(nic(at(0, 31, 8)))
+    assert "address-range" in codes(nic(at(0, 32, 7)))
+    assert "expander-bus" not in codes(expander(1, 1)) | codes(expander(1, 254))
+
+
+@pytest.mark.parametrize("model", ["pxb", "pci-expander-bus"])
+def test_expanders_of_i440fx(model: str) -> None:
+    other = f'<controller type="pci" index="1" model="{model}"/>'
+    assert found(other)["expander-model"][1].endswith("on this machine libvirt takes pcie-expander-bus only")
+    assert "expander-model" in codes(other, machine="virt")
+    assert "expander-model" not in codes(other, machine="pc-i440fx-9.2")
+
+
+@pytest.mark.parametrize(
+    ("bus", "slot", "wrong"), [(0, 0x1F, 0), (0, 0x1D, 0), (0, 0x1A, 0), (0, 0x1E, 1), (9, 0x1F, 1)]
+)
+def test_chipset_slots_need_no_function_0(bus: int, slot: int, wrong: bool) -> None:
+    assert ("no-function-0" in codes(nic(at(bus, slot, 5)))) == wrong
+
+
+@pytest.mark.parametrize("written", [None, "on", "off"])
+def test_ports_of_ours_in_one_slot_say_that_there_are_several(written: str | None) -> None:
+    """libvirt sets it for others where it is not written; ours are written whole."""
+    inside = '<target hotplug="off"/>'
+    more = f' multifunction="{written}"' if written else ""
+    first = port(2, 1, more=inside + alias("a")).replace('function="0"', f'function="0"{more}')
+    devices = [expander(1, 253, 0, alias("cell0")), first, port(3, 1, 0, 1, more=inside + alias("b"))]
+    said = found(*devices, gpu(at(2)), gpu(at(3)))
+    assert ("multifunction" in said) == (written != "on")
+
+
+@pytest.mark.parametrize(
+    ("device", "foreign"),
+    [
+        ('<interface type="hostdev">{}</interface>', False),
+        ('<interface type="vdpa">{}</interface>', False),
+        ('<interface type="bridge">{}</interface>', True),
+        ('<hostdev type="mdev">{}</hostdev>', False),
+        ('<hostdev type="pci">{}</hostdev>', False),
+        ('<hostdev type="scsi_host">{}</hostdev>', True),
+        ('<disk type="file">{}</disk>', True),
+        ('<controller type="scsi" index="0">{}</controller>', True),
+        ('<controller type="pci" index="3" model="pcie-to-pci-bridge">{}</controller>', True),
+    ],
+)
+def test_what_may_sit_on_a_port_of_ours(device: str, foreign: bool) -> None:
+    assert ("foreign-device" in codes(ours(253, below=device.format(at(2))))) == foreign
+
+
+def test_numbers_as_libvirt_reads_them() -> None:
+    """Hexadecimal, decimal, and C's octal; an address of zeros asks libvirt for one, as does none."""
+    said = found(
+        '<sound model="ich9"><address type="pci" bus="0" slot="0x09"/></sound>',
+        '<watchdog model="i6300esb"><address type="" bus="0" slot="011"/></watchdog>',
+    )
+    assert said["address-taken"][1].endswith("have one guest address 0000:00:09.0")
+    asks = '<sound model="ich9"><address type="pci" domain="0x0000" bus="0x00" slot="0x00" function="0x0"/></sound>'
+    assert codes(asks, asks) == set()
+
+
+def test_parts_are_named_by_their_alias_or_line() -> None:
+    xml = (
+        b'<domain><devices>\n<sound model="ich9"><address bus="0" slot="9"/></sound>\n'
+        b'<interface type="user"><alias name="net0"/><address bus="0" slot="9"/></interface>\n'
+        b'<controller type="pci" index="3" model="pcie-root-port"><address bus="0" slot="9"/></controller>'
+        b"</devices></domain>"
+    )
+    finding, other = (finding for finding in audit(load(xml)) if finding.code == "address-taken")
+    assert finding.message == "interface (net0) and sound (line 2) have one guest address 0000:00:09.0"
+    assert finding.device == "interface (net0)"
+    assert other.device == "pcie-root-port 3 (line 4)"
+
+
+def test_a_device_of_another_bus_has_no_place_on_pci() -> None:
+    """Drives, USB ports and CCW channels have addresses of their own kind."""
+    drive = '<disk type="file"><target dev="sda" bus="sata"/><address type="drive" bus="0" slot="9"/></disk>'
+    assert (
+        codes(drive, drive, drive.replace("drive", "usb"), '<interface type="user"><address type="ccw"/></interface>')
+        == set()
+    )

@@ -7,7 +7,7 @@ import pytest
 from pcinuma.model import Options, Placement
 from pcinuma.pipeline import Result, transform
 from tests.support import hosts
-from tests.support.domains import domain, hostdev
+from tests.support.domains import domain, hostdev, layout
 
 HOST = hosts.host(
     {0: "0-7", 1: "8-15", 2: "16-23"},
@@ -118,6 +118,44 @@ def test_what_is_said_of_each_kind_of_placement() -> None:
     )
 
 
+def test_what_to_do_is_said_with_it() -> None:
+    devices = [hostdev("0000:9a:00.0", "ua-far"), hostdev("0000:9b:00.0", "ua-unknown")]
+    hints = {f.code: f.hint for f in run(domain({0: 0}, devices)).report.findings}
+    assert hints["node-unmapped"] == "--unmapped nearest puts it on the nearest cell"
+    assert (hints["numa-unknown"] or "").startswith("see the host's firmware settings for NUMA")
+    # a cell on a node that the host's table does not have
+    found = run(domain({0: 5}, devices[:1]), Options(unmapped="nearest")).report.findings
+    finding = next(f for f in found if f.code == "node-unmapped")
+    assert finding.message.endswith(
+        "host node 2 belongs to no guest cell, and the host's distance table does not name a nearest one"
+    )
+    assert finding.hint is None
+
+
+def test_why_a_node_is_unknown() -> None:
+    """Of a VF it is said that its PF's is unknown too, of another device there is no PF to speak of."""
+    on = {"0000:1a:00.0": -1, "0000:1a:00.1": -1}
+    host = hosts.host({0: "0-7"}, on, **{"0000_1a_00_1": {"physfn": "0000:1a:00.0"}})
+    xml = domain({0: 0}, [hostdev(bdf, f"ua-{bdf[-1]}") for bdf in on])
+    first, second = (
+        finding.message
+        for finding in transform(xml.encode(), Options(), host).report.findings
+        if finding.code == "numa-unknown"
+    )
+    assert "PF" not in first
+    assert second.endswith("; that of its PF 0000:1a:00.0 is not known either")
+
+
+def test_a_mediated_device_without_its_parent() -> None:
+    mdev = (
+        '<hostdev mode="subsystem" type="mdev" model="vfio-pci"><source>'
+        '<address uuid="4b20d080-1b54-4048-85b3-a6a62d165c01"/></source></hostdev>'
+    )
+    assert said(run(domain({0: 0}, [mdev])))["device-missing"] == (
+        "mdev 4b20d080-1b54-4048-85b3-a6a62d165c01 stays where it is: no PCI function of this host is its parent"
+    )
+
+
 def test_a_refusal_of_one_node_names_devices_and_cells_by_node() -> None:
     devices = [hostdev("0000:9a:00.0", "ua-far"), PLACED]
     refusal = run(domain({0: 0, 1: 2}, devices), Options(policy="single-numa-node")).refusal
@@ -143,4 +181,162 @@ def test_a_set_without_its_devices_is_named() -> None:
     found = {finding.code: finding for finding in result.report.findings}
     assert found["stale-set"].message.endswith("ua-pcinuma-cell0, ua-pcinuma-0000-1a-00-0")
     assert found["stale-set"].severity == "warning"
+    assert found["stale-set"].hint == "remove them: libvirt puts any device without an address on their ports"
     assert found["no-devices"].severity == "info"
+    assert found["no-devices"].message == "the domain has no passthrough PCI device: nothing to place"
+    assert (found["no-devices"].hint or "").startswith(
+        "passthrough devices are the gpus, the hostDevices and the SR-IOV"
+    )
+
+
+def test_a_refusal_of_one_node_counts_nodes_as_numbers() -> None:
+    """Node 10 comes after node 2; two devices of a node are named together, as are the nodes that a cell is on."""
+    on = {"0000:1a:00.0": 10, "0000:3d:00.0": 2, "0000:3e:00.0": 2}
+    host = hosts.host({2: "0-7", 10: "8-15"}, on)
+    xml = domain({0: 2, 1: 10}, [hostdev(bdf, f"ua-{bdf[5:7]}") for bdf in on])
+    pins = '<cputune><vcpupin vcpu="0" cpuset="0"/><vcpupin vcpu="1" cpuset="8"/></cputune>'
+    refusal = transform(
+        xml.replace("<numatune>", f"{pins}<numatune>").encode(), Options(policy="single-numa-node"), host
+    ).refusal
+    assert refusal is not None
+    assert refusal.message.endswith(
+        ": 0000:3d:00.0, 0000:3e:00.0 on host node 2; 0000:1a:00.0 on host node 10;"
+        " cell 0 on host node 2,10; cell 1 on host node 10"
+    )
+
+
+# --- an address that the device has already --------------------------------------------------------------------
+
+
+def expander(index: int, bus_nr: int, cell: int) -> str:
+    return controller(index, "pcie-expander-bus", f'<target busNr="{bus_nr}"><node>{cell}</node></target>')
+
+
+@pytest.mark.parametrize(
+    ("bus_nr", "bus", "code", "message"),
+    [
+        # an expander and two ports take three numbers, and the last is 255
+        (253, 2, "already-placed", "it is on cell 0 already"),
+        (254, 2, "no-bus", "its address 0000:02:00.0 is below expander 1, which has too few buses"),
+        (253, 1, "no-bus", "its address 0000:01:00.0 is below expander 1, which has too few buses"),
+    ],
+)
+def test_its_cell_is_right_and_its_bus_may_not_be_there(bus_nr: int, bus: int, code: str, message: str) -> None:
+    there = expander(1, bus_nr, 0) + controller(2, "pcie-root-port", at(1)) + controller(3, "pcie-root-port", at(1, 1))
+    xml = domain({0: 0}, [there, hostdev("0000:1a:00.0", "ua-a", at(bus))])
+    assert said(run(xml))[code] == f"0000:1a:00.0 stays where it is: {message}"
+
+
+def test_what_its_owner_put_below_a_set_of_ours_stays_when_that_is_made_again() -> None:
+    """Index 1 was there before ours, 2 and 3: libvirt did not choose it since."""
+    there = controller(1, "pcie-root-port", at(0, 2)) + hostdev("0000:3d:00.0", "ua-own", at(1))
+    first = run(domain({0: 0}, [PLACED, there]))
+    assert placement(first, "ua-own").kind == "kept"
+    again = run(first.xml.decode())
+    assert placement(again, "ua-own").kind == "kept"
+    assert again.xml == first.xml
+
+
+@pytest.mark.parametrize("bus", [0, 5])
+def test_what_lets_it_go(bus: int) -> None:
+    """Everything is on bus 0 by an annotation of KubeVirt's; elsewhere that is not to blame."""
+    found = run(
+        domain({0: 0}, [controller(5, "pcie-root-port"), hostdev("0000:1a:00.0", "ua-a", at(bus, 9 - 9 * (bus > 0)))])
+    )
+    finding = next(f for f in found.report.findings if f.code == "addressed")
+    assert finding.hint is not None
+    assert "--addressed move" in finding.hint
+    assert ("kubevirt.io/placePCIDevicesOnRootComplex" in finding.hint) is (bus == 0)
+
+
+@pytest.mark.parametrize(
+    ("stays", "slot", "kind"),
+    [
+        (hostdev("0000:3d:00.0", "ua-b", at(0, 9, 1)), 9, "placed"),  # it goes as well
+        (hostdev("0000:9b:00.0", "ua-b", at(0, 9, 1)), 9, "kept"),  # of an unknown node
+        (hostdev("0000:9b:00.0", "ua-b", at(0, 8, 1)), 9, "placed"),
+        (f'<sound model="ich9">{at(0, 9, 1)}</sound>', 9, "kept"),
+        (f'<sound model="ich9">{at(0, 8, 1)}</sound>', 9, "placed"),
+    ],
+)
+def test_function_0_stays_where_others_of_its_slot_stay(stays: str, slot: int, kind: str) -> None:
+    """Without function 0 a guest does not look at the others."""
+    xml = domain({0: 0}, [hostdev("0000:1a:00.0", "ua-a", at(0, slot)), stays])
+    result = run(xml, Options(addressed="move"))
+    assert placement(result, "ua-a").kind == kind
+    if kind == "kept":
+        assert said(result)["addressed"] == (
+            "0000:1a:00.0 stays where it is: other functions of its guest slot 0000:00:09 stay, and need it as function 0"
+        )
+    refused = run(xml, Options(addressed="move", policy="restricted")).refusal
+    assert ("0000:1a:00.0" in (refused.message if refused else "")) is (kind == "kept")
+
+
+def test_another_function_may_go_and_function_0_of_a_near_device_stays_too() -> None:
+    other = f'<sound model="ich9">{at(0, 9)}</sound>'
+    result = run(domain({0: 0}, [other, hostdev("0000:1a:00.0", "ua-a", at(0, 9, 1))]), Options(addressed="move"))
+    assert placement(result, "ua-a").kind == "placed"
+    far = [hostdev("0000:9a:00.0", "ua-far", at(0, 9)), f'<sound model="ich9">{at(0, 9, 1)}</sound>']
+    assert (
+        placement(run(domain({0: 0}, far), Options("best-effort", "numa", "nearest", "move")), "ua-far").kind == "kept"
+    )
+
+
+def test_function_0_on_a_port_of_ours_goes_with_it() -> None:
+    """What libvirt put beside it since has no claim on that port."""
+    first = run(domain({0: 0}, [PLACED])).xml.decode()
+    beside = f'<sound model="ich9">{at(2, 0, 1)}</sound>'
+    assert placement(run(first.replace("</devices>", f"{beside}</devices>")), "ua-a").kind == "placed"
+
+
+# --- groups ----------------------------------------------------------------------------------------------------
+
+
+def test_an_expander_for_each_root_complex_of_a_cell() -> None:
+    """Devices whose root complex is not known have the cell's own; nine buses in all, the last is 255."""
+    on = {"0000:17:00.0": 0, "0000:18:00.0": 0, "0000:2b:00.0": 0, "0000:9a:00.0": 1}
+    complexes = {"0000_17_00_0": "pci0000:15", "0000_18_00_0": "pci0000:15", "0000_9a_00_0": "pci0001:90"}
+    host = hosts.host({0: "0-7", 1: "8-15"}, on, **{name: {"rootComplex": found} for name, found in complexes.items()})
+    xml = domain({0: 0, 1: 1}, [hostdev(bdf, f"ua-{bdf[5:7]}") for bdf in on])
+    controllers, devices = layout(transform(xml.encode(), Options(group_by="root-complex"), host).xml)
+    assert {name[len("ua-pcinuma-") :]: found for name, found in controllers.items() if len(found) == 3} == {
+        "cell0-pci0000-15": (1, 249, 0),
+        "cell0": (4, 252, 0),
+        "cell1-pci0001-90": (6, 254, 1),
+    }
+    assert devices == {"ua-17": (2, 0, 0), "ua-18": (3, 0, 0), "ua-2b": (5, 0, 0), "ua-9a": (7, 0, 0)}
+
+
+def test_what_is_inside_a_switch_is_told_apart_by_its_slot_and_a_vf_by_its_pfs() -> None:
+    """Two NICs inside one switch are in two places below it: the switch matters. VFs of one of them are in one."""
+    inside = {"bridges": ["0000:10:01.0", "0000:11:00.0"]}
+    nics = {"0000:12:01.0": 0, "0000:12:02.0": 0}
+    host = hosts.host({0: "0-7"}, nics, **{"0000_12_01_0": inside, "0000_12_02_0": inside})
+    xml = domain({0: 0}, [hostdev(bdf, f"ua-{bdf[8:10]}") for bdf in nics])
+    controllers, _ = layout(transform(xml.encode(), Options(group_by="switch"), host).xml)
+    assert "ua-pcinuma-switch-0000-11-00-0" in controllers
+    of_one = {**inside, "physfn": "0000:12:00.0"}
+    host = hosts.host({0: "0-7"}, nics, **{"0000_12_01_0": of_one, "0000_12_02_0": of_one})
+    controllers, _ = layout(transform(xml.encode(), Options(group_by="switch"), host).xml)
+    assert list(controllers) == ["ua-pcinuma-cell0", "ua-pcinuma-0000-12-01-0", "ua-pcinuma-0000-12-02-0"]
+
+
+# --- what is said of several -----------------------------------------------------------------------------------
+
+
+def test_a_node_of_two_cells_is_named_with_both() -> None:
+    found = said(run(domain({0: 0, 1: 0}, [PLACED])))
+    assert found["shared-host-node"] == "host node 0 backs cells 0, 1: devices go to cell 0"
+
+
+def test_an_iommu_group_is_apart_where_one_of_it_stays_and_not_where_one_is_near() -> None:
+    group = {"0000_1a_00_0": {"iommuGroup": 7}, "0000_9a_00_0": {"iommuGroup": 7}}
+    host = hosts.host({0: "0-7", 1: "8-15"}, {"0000:1a:00.0": 0, "0000:9a:00.0": 1}, **group)
+    near = domain({0: 0}, [PLACED, hostdev("0000:9a:00.0", "ua-b")])
+    stays = domain({0: 0}, [PLACED, hostdev("0000:9a:00.0", "ua-b", at(0, 9))])
+    for xml, apart in ((near, False), (stays, True)):
+        found = said(transform(xml.encode(), Options(unmapped="nearest"), host))
+        assert ("iommu-group-split" in found) is apart
+    assert found["iommu-group-split"] == (
+        "devices of IOMMU group 7 come to sit apart: 0000:1a:00.0 on cell 0, 0000:9a:00.0 on no cell"
+    )

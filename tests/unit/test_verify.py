@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pcinuma.domain_xml import load
+from pcinuma.domain_xml import QEMU_URI, load
 from pcinuma.model import Options
 from pcinuma.pipeline import Result, transform
 from pcinuma.verify import verify
@@ -105,13 +105,60 @@ def test_what_differs_from_the_plan(old: str, new: str, code: str, message: str)
         ("<devices>", '<devices a="b">'),
         ('<controller type="usb" index="0" model="none">', '<!-- --><controller type="usb" index="0" model="none">'),
         ("</devices>", '<rng model="virtio"></rng></devices>'),
+        ('index="0" model="none"', 'index="0" model="qemu-xhci"'),
         ("</domain>", "<metadata></metadata></domain>"),
         ("</vcpu>", "</vcpu>text"),
         ("</devices>", "text</devices>"),
+        ("<numa>", '<maxphysaddr mode="emulate" bits="42"/><numa>'),
+        ('<cell id="1"', '<cell id="9"><distances><sibling id="0" value="10"/></distances></cell><cell id="1"'),
+        (
+            'id="1" cpus="2,3" memory="1073741824" unit="b">',
+            'id="1" cpus="2,3" memory="1073741824" unit="b"><distances/>',
+        ),
+        ("</domain>", f'<override xmlns="{QEMU_URI}"/></domain>'),
     ],
 )
 def test_anything_else_that_changed(old: str, new: str) -> None:
     assert "other-change" in found(edited(old, new))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (' managed="no"', ' managed="yes"'),
+        (' managed="no"', ""),
+        (' mode="subsystem"', ' mode="subsystem" other="a"'),
+        ("<source>", "<source>text"),
+        ("<source>", "text<source>"),
+        ('name="ua-gpu-b"', 'name="ua-gpu-x"'),
+        ("</hostdev>", "<rom/></hostdev>"),
+    ],
+)
+def test_what_else_changed_in_a_device_that_moved(old: str, new: str) -> None:
+    """Its own address and the mode spelled out are all that may; the address stands before the alias here."""
+    at = '<address type="pci" domain="0" bus="0" slot="0x09" function="0"></address>'
+    options, before = Options(addressed="move"), domain({0: 0}, [hostdev("0000:1a:00.0", "ua-gpu-b", at)])
+    good = output(options, before).xml.decode()
+    assert found(good, options, before) == {}
+    head, device, tail = good.partition("<hostdev")
+    assert old in tail
+    assert "other-change" in found(head + device + tail.replace(old, new, 1), options, before)
+
+
+def test_what_changed_is_told() -> None:
+    changed = found(edited("<name>ns_vm</name>", "<name>other</name>"))["other-change"]
+    assert changed.startswith("something that was not planned has changed: ")
+    assert "<name>ns_vm</name>" in changed
+    # the root, seven parts and what <devices> says of itself, four devices of the guest's own and four passed through
+    more = found(edited("</domain>", "<metadata></metadata></domain>"))["other-change"]
+    assert more == "the domain had 17 parts besides pcinuma's, now 18"
+
+
+def test_a_change_behind_properties_that_were_overridden_is_noticed() -> None:
+    before = BEFORE.replace("<name>", f'<override xmlns="{QEMU_URI}"/><name>')
+    good = output(ALL, before).xml.decode()
+    assert found(good, ALL, before) == {}
+    assert "other-change" in found(good.replace("<name>ns_vm", "<name>other"), ALL, before)
 
 
 def test_a_device_that_was_not_to_move_keeps_its_address() -> None:
@@ -142,6 +189,14 @@ def test_a_device_that_was_not_to_move_keeps_its_address() -> None:
 def test_what_was_to_be_tuned(old: str, new: str, message: str) -> None:
     # two BARs of 1 TiB above 6 GiB end at 3 TiB: 42 bits
     assert message in found(edited(old, new, ALL), ALL)["plan-missed"]
+
+
+def test_distances_beside_a_topology_are_looked_at() -> None:
+    before = BEFORE.replace("<cpu>", '<cpu><topology sockets="1" cores="4" threads="1"/>')
+    good = output(ALL, before).xml.decode()
+    assert found(good, ALL, before) == {}
+    bad = good.replace('<sibling id="1" value="10"/>', '<sibling id="1" value="11"/>')
+    assert "cell 1 has the distances" in found(bad, ALL, before)["plan-missed"]
 
 
 @pytest.mark.parametrize(("old", "new"), [('type="unsigned"', 'type="string"'), ('value="0"', 'value="1"')])
