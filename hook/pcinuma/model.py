@@ -69,7 +69,7 @@ class PciAddress:
         return f"{self.domain:04x}-{self.bus:02x}-{self.slot:02x}-{self.function:x}"
 
 
-@dataclass(frozen=True, slots=True, init=False)
+@dataclass(frozen=True, slots=True, init=False, repr=False)
 class CpuSet:
     """A set of CPU or node numbers, as libvirt (``0-3,^2,5``) and the kernel (``0-31,64-95``) write it.
 
@@ -133,6 +133,9 @@ class CpuSet:
 
     def __bool__(self) -> bool:
         return bool(self.mask)
+
+    def __repr__(self) -> str:
+        return f"CpuSet.parse({str(self)!r})"
 
     def __str__(self) -> str:
         runs: list[list[int]] = []

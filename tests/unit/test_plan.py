@@ -217,8 +217,13 @@ def expander(index: int, bus_nr: int, cell: int) -> str:
     [
         # an expander and two ports take three numbers, and the last is 255
         (253, 2, "already-placed", "it is on cell 0 already"),
-        (254, 2, "no-bus", "its address 0000:02:00.0 is below expander 1, which has too few buses"),
-        (253, 1, "no-bus", "its address 0000:01:00.0 is below expander 1, which has too few buses"),
+        (
+            254,
+            2,
+            "no-bus",
+            "its guest address 0000:02:00.0 is below expander 1, which has too few buses: the guest may lose it",
+        ),
+        (253, 1, "no-bus", "its guest address 0000:01:00.0 is on expander 1 itself, which takes ports alone"),
     ],
 )
 def test_its_cell_is_right_and_its_bus_may_not_be_there(bus_nr: int, bus: int, code: str, message: str) -> None:
