@@ -17,9 +17,11 @@ def test_libvirt_refuses_nothing_that_our_rules_accept() -> None:
     good = [verdict for verdict in tally.verdicts if verdict.how == UNBROKEN]
     assert good
     assert [(verdict.codes, verdict.libvirt, verdict.verified) for verdict in good if verdict.codes] == []
-    # a break that leaves a domain as good as it was is the exception: verify holds the output against the plan
+    # verify holds the output against the plan, and passes no break but one that leaves the domain as good as it was: an
+    # expander may have its slot of bus 0 spelled out, where that one is free
     broken = [verdict for verdict in tally.verdicts if verdict.how != UNBROKEN]
-    assert sum(verdict.verified for verdict in broken) <= len(broken) / 10
+    passed = [verdict for verdict in broken if verdict.verified]
+    assert [v for v in passed if (v.how, v.codes, v.libvirt) != ("expander_on_a_taken_slot", (), "")] == []
     assert any(verdict.codes and verdict.libvirt for verdict in broken)
 
 
