@@ -214,6 +214,18 @@ def test_a_dump_of_configz_has_them_already(node: NodeTree, place: Path) -> None
     assert done.stderr.startswith("pcinuma: error: a dump of configz has the drop-in files in it already ")
 
 
+@pytest.mark.parametrize("name", ["10.conf", "more/10.conf"])
+def test_the_result_replaces_no_drop_in(node: NodeTree, place: Path, name: str) -> None:
+    path = drop(place, name, {"topologyManagerPolicy": "restricted"})
+    before = path.read_bytes()
+    (place / "link").symlink_to(path)
+    for out in (path, place / "link"):
+        done = doctor("--sysfs", node.sys, "--kubelet-config-dir", place / "kubelet.conf.d", "-o", out)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("pcinuma: error: -o would overwrite a file of --kubelet-config-dir ")
+    assert path.read_bytes() == before
+
+
 # --- one document, each key once -------------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from celpy import celtypes
 from celpy.adapter import CELJSONEncoder, json_to_cel
 
 from pcinuma import cli, options
+from pcinuma.arguments import parser_of
 from tests.conftest import ROOT
 from tests.support import custom_schemas, image
 from tests.support.manifests import (
@@ -260,7 +261,7 @@ def test_the_pods_run_commands_that_are_there() -> None:
         for where, spec in pod_specs(overlay(name)):
             for container in spec["containers"]:
                 assert "command" not in container, where  # the image's entry point is the command
-                cli._parser().parse_args(container["args"])
+                parser_of(cli.COMMANDS).parse_args(container["args"])
     assert image.recipe().entrypoint[-1].endswith("/pcinuma")
 
 
@@ -456,7 +457,7 @@ def test_the_plugins_container() -> None:
     )
     plugin = one(overlay("plugin"), "Plugin")
     (hook,) = plugin["spec"]["domainHooks"]
-    parsed = cli._parser().parse_args(container["args"])
+    parsed = parser_of(cli.COMMANDS).parse_args(container["args"])
     assert parsed.plugin_socket == hook["sidecar"]["socketPath"]
     (mount,) = container["volumeMounts"]
     # KubeVirt refuses a container that mounts the volume without a subPath of its own
@@ -485,7 +486,7 @@ def test_the_vm_without_a_webhook_names_the_sidecar() -> None:
     template = one(overlay("no-webhook"), "VirtualMachine")["spec"]["template"]
     (entry,) = json.loads(template["metadata"]["annotations"]["hooks.kubevirt.io/hookSidecars"])
     assert entry == {"image": IMAGE, "imagePullPolicy": "IfNotPresent", "args": ["hook"]}
-    cli._parser().parse_args(entry["args"])
+    parser_of(cli.COMMANDS).parse_args(entry["args"])
     assert template["metadata"]["annotations"][f"{PREFIX}policy"] == "restricted"
 
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from pcinuma import cli, options
+from pcinuma.arguments import parser_of
 from tests.conftest import ROOT
 from tests.support import markdown
 from tests.support.manifests import KUBECTL
@@ -45,7 +46,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=IDS)
 def test_our_commands_are_taken_by_the_parser(document: Path) -> None:
     for words in markdown.commands(document.read_text()):
-        cli._parser().parse_args(words)
+        parser_of(cli.COMMANDS).parse_args(words)
 
 
 @functools.cache
