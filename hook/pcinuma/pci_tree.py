@@ -100,7 +100,7 @@ def expander_above(controller: PciController, controllers: Sequence[PciControlle
 
 
 def whereabouts(address: PciAddress, domain: Domain) -> str:
-    """Where a guest address is that is on no cell, in words that go on after "is"."""
+    """Where a guest address is that is on no cell, or comes to be on none, in words that go on after "is"."""
     at = next((controller for controller in domain.controllers if controller.index == address.bus), None)
     if address.bus == 0:
         return "on bus 0"
@@ -110,7 +110,9 @@ def whereabouts(address: PciAddress, domain: Domain) -> str:
     expander = expander_above(at, domain.controllers)
     if expander is None:
         return f"on {shown}, below no expander"
-    return f"below expander {expander.index}, which names no cell"
+    if expander.node is None:
+        return f"below expander {expander.index}, which names no cell"
+    return f"on {shown}, below a controller of pcinuma's that does not stay"
 
 
 def crowded(domain: Domain) -> frozenset[int]:

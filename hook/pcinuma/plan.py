@@ -239,9 +239,8 @@ def _kept(
     if address is None or _is_on_ours(device, domain) or _came_after_ours(address, domain):
         return None
     at = next((controller for controller in domain.controllers if controller.index == address.bus), None)
-    expander = expander_above(at, domain.controllers) if at is not None else None
-    if expander is not None and expander.is_ours:
-        expander = None  # a set of ours that other hands hung something below does not stay
+    # a set of ours that other hands hung something below does not stay, nor does a port of ours below theirs
+    expander = expander_above(at, [c for c in domain.controllers if not c.is_ours]) if at is not None else None
     lost = expander is not None and (at is expander or expander.element in without_room)
     if expander is not None and expander.node == cell and not lost:
         reason = f"it is on cell {cell} already"

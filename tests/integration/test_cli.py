@@ -568,6 +568,11 @@ def test_a_terminal_as_stdin_is_not_waited_for(place: Place) -> None:
     Done(done.returncode, done.stdout, done.stderr.decode()).failed(2, "no domain XML", "hint:", "virsh dumpxml")
 
 
+def _heed_interrupts() -> None:
+    """What a shell starts behind it, these tests among it, inherits that SIGINT is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_interrupted_while_it_reads(place: Place) -> None:
     process = subprocess.Popen(
         place.command(["transform", "--host", "host.json", "-o", "out.xml"]),
@@ -576,6 +581,7 @@ def test_interrupted_while_it_reads(place: Place) -> None:
         stderr=subprocess.PIPE,
         cwd=place.path,
         env=place.environment,
+        preexec_fn=_heed_interrupts,
     )
     assert process.stdin is not None
     assert process.stdout is not None

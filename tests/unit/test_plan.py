@@ -85,6 +85,27 @@ def test_a_device_below_what_hangs_on_a_port_of_ours_is_not_there_already(
     assert (placement(again, "ua-late").kind, placement(again, "ua-late").code) == (kind, code)
 
 
+@pytest.mark.parametrize(("addressed", "kind", "code"), [("keep", "kept", "addressed"), ("move", "placed", None)])
+def test_nor_is_one_whose_port_of_ours_came_to_hang_on_another_hands_expander(
+    addressed: str, kind: str, code: str | None
+) -> None:
+    theirs = controller(7, "pcie-expander-bus", '<target busNr="200"><node>0</node></target>')
+    own = controller(8, "pcie-root-port", '<target hotplug="off"/><alias name="ua-pcinuma-0000-1a-00-0"/>' + at(7))
+    bridge = controller(9, "pcie-to-pci-bridge", at(8))
+    devices = [hostdev("0000:1a:00.0", "ua-a"), hostdev("0000:3d:00.0", "ua-late", at(9, 1))]
+    options = Options(addressed=addressed)
+    result = run(domain({0: 0}, devices, extra=theirs + own + bridge), options)
+    late = placement(result, "ua-late")
+    assert (late.kind, late.code) == (kind, code)
+    where = "on pcie-to-pci-bridge 9, below a controller of pcinuma's that does not stay"
+    assert late.reason == (
+        f"its guest address 0000:09:01.0 is {where}: the guest sees numa_node -1, not cell 0" if code else None
+    )
+    again = run(result.xml.decode(), options)
+    assert again.xml == result.xml
+    assert (placement(again, "ua-late").kind, placement(again, "ua-late").code) == (kind, code)
+
+
 def test_the_bdf_of_what_stays_is_that_without_our_stale_port_before_it() -> None:
     """Below another hand's expander at busNr 0xc8 a port of ours comes first. It goes, and the next one's bus is 0xc9."""
     theirs = controller(7, "pcie-expander-bus", '<target busNr="200"><node>1</node></target>')
