@@ -24,7 +24,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build" / "mutants"
-MODULES = ("plan", "apply", "verify", "layout", "audit", "switches", "io_space", "tune", "mmio")
+MODULES = (
+    "plan",
+    "apply",
+    "verify",
+    "layout",
+    "audit",
+    "audit_room",
+    "audit_parts",
+    "switches",
+    "io_space",
+    "tune",
+    "mmio",
+)
 TESTS = (
     "tests/golden/test_golden.py",
     "tests/property/test_pipeline.py",
