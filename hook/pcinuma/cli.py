@@ -188,9 +188,9 @@ def _certs(parsed: argparse.Namespace) -> int:
 
 
 def _snapshot(parsed: argparse.Namespace) -> int:
-    from pcinuma import discover, host_file
+    from pcinuma import discover, host_file, sys_trees
 
-    tree = discover.RecordedTree(parsed.sysfs) if parsed.sysfs else discover.LiveTree()
+    tree = sys_trees.RecordedTree(parsed.sysfs) if parsed.sysfs else sys_trees.LiveTree()
     write(parsed.output, json_text(host_file.dump(discover.read_all(tree))).encode("utf-8"))
     return 0
 

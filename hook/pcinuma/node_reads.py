@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import re
 
-from pcinuma.discover import LiveTree, RecordedTree, SysTree, read_all
+from pcinuma.discover import read_all
 from pcinuma.errors import BadInput
 from pcinuma.host_file import HostFile
 from pcinuma.model import CpuSet, HostTopology, PciAddress
 from pcinuma.node_facts import CpuPlace, NodeFacts, PagePool
+from pcinuma.sys_trees import LiveTree, RecordedTree, SysTree
 
 _MAX_TEXT = 65536
 _CONFIG_BYTES = 4096

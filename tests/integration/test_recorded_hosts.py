@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pcinuma import discover, host_file, pipeline
+from pcinuma import discover, host_file, pipeline, sys_trees
 from pcinuma.model import CpuSet, HostQuery, HostTopology, Options, PciAddress, Placement
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,7 +65,7 @@ def host(unpacked: Any) -> Any:
 
     @cache
     def everything(name: str) -> HostTopology:
-        return discover.read_all(discover.RecordedTree(str(unpacked(name))))
+        return discover.read_all(sys_trees.RecordedTree(str(unpacked(name))))
 
     return everything
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from lxml import etree
 
-from pcinuma import discover, host_file
+from pcinuma import discover, host_file, sys_trees
 from pcinuma.model import CpuSet, PciAddress
 from tests.conftest import ROOT
 from tests.proof.machines import Machine
@@ -67,7 +67,7 @@ def _from_archive(name: str, archive: Path) -> Machine:
         else:
             opened.extractall(folder, members=members)
         (tree,) = Path(folder).glob("*/sys")
-        record = host_file.dump(discover.read_all(discover.RecordedTree(str(tree))))
+        record = host_file.dump(discover.read_all(sys_trees.RecordedTree(str(tree))))
     return _machine(name, "hwloc", record)
 
 

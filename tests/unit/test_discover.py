@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from pcinuma import discover, host_file
+from pcinuma import discover, host_file, sys_trees
 from pcinuma.errors import HostUnreadable
 from pcinuma.model import Bar, CpuSet, HostCpu, HostFunction, HostNode, HostQuery, HostTopology, Link, PciAddress
 
@@ -598,7 +598,7 @@ def test_everything_for_a_snapshot(tree: Tree) -> None:
     tree.mdev(UUID)
     (tree.root / "bus/pci/devices/not-a-function").mkdir()
     (tree.root / "bus/mdev/devices/not-a-uuid").mkdir()
-    host = discover.read_all(discover.RecordedTree(str(tree.root)))
+    host = discover.read_all(sys_trees.RecordedTree(str(tree.root)))
     assert [str(address) for address in sorted(host.functions)] == [
         "0000:40:01.1",
         "0000:41:00.0",
@@ -615,4 +615,4 @@ def test_everything_for_a_snapshot(tree: Tree) -> None:
 @pytest.mark.parametrize("name", ("0000:41:00.0\n", "0000:41:20.0", "0000:4g:00.0", "00000000:41:00.8", "41:00.0"))
 def test_a_snapshot_of_a_tree_with_odd_names(tree: Tree, name: str) -> None:
     (tree.root / "bus/pci/devices" / name).mkdir()
-    assert discover.read_all(discover.RecordedTree(str(tree.root))).functions == {}
+    assert discover.read_all(sys_trees.RecordedTree(str(tree.root))).functions == {}
