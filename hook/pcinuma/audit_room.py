@@ -132,4 +132,8 @@ def _takes_port(element: Element) -> bool:
         return attribute(find(element, "model"), "type") != "none"
     if tag in ("iommu", "memory"):
         return (model or "").startswith("virtio")
-    return tag in ("interface", "rng", "sound", "watchdog", "filesystem", "vsock", "crypto", "shmem")
+    if tag == "watchdog":
+        return model == "i6300esb"  # itco is a part of q35's chipset, the others are on ISA or no x86
+    if tag == "sound":
+        return model not in ("sb16", "pcspk", "usb")
+    return tag in ("interface", "rng", "filesystem", "vsock", "crypto", "shmem")

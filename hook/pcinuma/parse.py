@@ -40,6 +40,14 @@ _BUS_OF_ITS_OWN = frozenset(("fdc", "ccid", "isa", "xenbus"))
 MAX_CELLS = 128
 """What QEMU takes (MAX_NODES in its include/sysemu/numa.h)."""
 
+_MODELS_ELSEWHERE = {
+    "watchdog": ("itco", "ib700", "diag288"),
+    "sound": ("sb16", "pcspk", "usb"),
+    "iommu": ("intel", "smmuv3", "amd"),
+}
+"""Of devices that may be on PCI the models that are not: a part of the chipset (itco, which libvirt gives every q35
+machine from 9.1 on), on ISA, on USB."""
+
 _NEVER_PCI = frozenset(("audio", "channel", "console", "emulator", "graphics", "hub", "lease", "panic", "parallel")) | {
     "redirdev",
     "redirfilter",
@@ -386,6 +394,8 @@ def _may_be_on_pci(element: Element) -> bool:
     """Whether libvirt may give a device without an address a place on PCI, by what it hangs on."""
     tag, model = tag_of(element), attribute(element, "model")
     if attribute(find(element, "address"), "type") not in (None, "", "pci") or model == "none":
+        return False
+    if model in _MODELS_ELSEWHERE.get(tag, ()):
         return False
     if tag == "disk":
         return attribute(find(element, "target"), "bus") in (None, "virtio")

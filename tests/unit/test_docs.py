@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -18,7 +19,12 @@ from tests.conftest import ROOT
 from tests.support import markdown
 from tests.support.manifests import KUBECTL
 
-TRACKED = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+GIT = shutil.which("git")
+TRACKED = (
+    subprocess.run([GIT, "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    if GIT
+    else ""
+)
 DOCUMENTS = sorted(
     {
         *(ROOT / name for name in TRACKED.split()),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from pcinuma.domain_xml import load
 from pcinuma.model import Options, Placement
+from pcinuma.parse import parse
+from pcinuma.pci_tree import surroundings
 from pcinuma.pipeline import Result, transform
 from tests.support import hosts
 from tests.support.domains import domain, hostdev, layout
@@ -313,6 +316,28 @@ def test_function_0_on_a_port_of_ours_goes_with_it() -> None:
     first = run(domain({0: 0}, [PLACED])).xml.decode()
     beside = f'<sound model="ich9">{at(2, 0, 1)}</sound>'
     assert placement(run(first.replace("</devices>", f"{beside}</devices>")), "ua-a").kind == "placed"
+
+
+@pytest.mark.parametrize(
+    ("buses", "device"),
+    [
+        (1, '<watchdog model="i6300esb" action="reset"/>'),
+        (
+            0,
+            '<watchdog model="itco" action="reset"/>',
+        ),  # a part of the chipset: every q35 machine of libvirt 9.1 has it
+        (0, '<watchdog model="ib700" action="reset"/>'),
+        (1, '<sound model="ich9"/>'),
+        (0, '<sound model="pcspk"/>'),
+        (1, '<iommu model="virtio"/>'),
+        (0, '<iommu model="intel"/>'),
+    ],
+)
+def test_what_will_take_a_bus_of_the_root_bus(buses: int, device: str) -> None:
+    def needed(*devices: str) -> int:
+        return surroundings(parse(load(domain({0: 0}, [PLACED, *devices]).encode())), ()).root_buses
+
+    assert needed(device) == needed() + buses
 
 
 # --- groups ----------------------------------------------------------------------------------------------------
