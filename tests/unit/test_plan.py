@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from pcinuma.domain_xml import load
-from pcinuma.model import Options, Placement
+from pcinuma.model import HostQuery, Options, PciAddress, Placement
 from pcinuma.parse import parse
 from pcinuma.pci_tree import surroundings
 from pcinuma.pipeline import Result, transform
+from pcinuma.plan import host_query, plan
 from tests.support import hosts
 from tests.support.domains import domain, hostdev, layout
 
@@ -390,4 +394,158 @@ def test_an_iommu_group_is_apart_where_one_of_it_stays_and_not_where_one_is_near
         assert ("iommu-group-split" in found) is apart
     assert found["iommu-group-split"] == (
         "devices of IOMMU group 7 come to sit apart: 0000:1a:00.0 on cell 0, 0000:9a:00.0 on no cell"
+    )
+
+
+# --- what is asked of the host, and what is said of the whole ---------------------------------------------------
+
+
+VGPU = """<hostdev mode="subsystem" type="mdev" model="vfio-pci">
+    <source><address uuid="fd0e9b8c-1d4f-4b3a-9e57-2f6a0c1b7d84"></address></source><alias name="ua-vgpu"></alias></hostdev>"""
+
+
+@pytest.mark.parametrize(
+    ("options", "ids", "address_bits"),
+    [
+        (Options(), False, True),
+        (Options(mmio="apply"), False, True),
+        (Options(mmio="off"), False, False),
+        (Options(gpudirect_clique="by-switch"), True, True),
+    ],
+)
+def test_what_is_asked_of_the_host(options: Options, ids: bool, address_bits: bool) -> None:
+    """The sidecar reads no more than it needs: neither all that sysfs has of a function, nor the sockets."""
+    xml = domain({0: 0}, [PLACED, VGPU])
+    assert host_query(parse(load(xml.encode())), options) == HostQuery(
+        functions=frozenset([PciAddress(0, 0x1A, 0, 0)]),
+        mdevs=frozenset(["fd0e9b8c-1d4f-4b3a-9e57-2f6a0c1b7d84"]),
+        details=False,
+        ids=ids,
+        address_bits=address_bits,
+        packages=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("xml", "options"),
+    [
+        (domain({0: 0}, []), Options()),
+        (domain({0: 0}, [PLACED]), Options(enabled=False)),
+        (domain({}, [PLACED]), Options()),
+        (domain({0: 0}, [PLACED]).replace("q35", "pc"), Options()),
+    ],
+    ids=["no-devices", "switched-off", "no-cells", "no-expanders"],
+)
+def test_a_host_that_is_not_needed_is_not_read(xml: str, options: Options) -> None:
+    assert host_query(parse(load(xml.encode())), options) is None
+
+
+@pytest.mark.parametrize(
+    ("xml", "code", "reason", "hint"),
+    [
+        (
+            domain({}, [PLACED]),
+            "no-cells",
+            "the domain has no guest NUMA cells",
+            "set dedicatedCpuPlacement, hugepages and numa.guestMappingPassthrough in the VM's spec",
+        ),
+        (
+            domain({0: 0}, [PLACED]).replace("q35", "pc"),
+            "unsupported-machine",
+            "machine type x86_64 pc takes no PCI expander bus",
+            "use machine type q35 (on arm64: virt)",
+        ),
+    ],
+)
+def test_a_domain_in_which_nothing_can_be_placed(xml: str, code: str, reason: str, hint: str) -> None:
+    result = run(xml)
+    (finding,) = result.report.findings
+    assert (finding.code, finding.severity, finding.hint) == (code, "warning", hint)
+    assert finding.message == f"0000:1a:00.0 stays where it is: {reason}"
+    refused = run(xml, Options(policy="restricted")).refusal
+    assert refused is not None
+    assert refused.message == f"policy restricted: 1 device does not fit a cell: 0000:1a:00.0: {reason}"
+    assert refused.hint == hint
+
+
+def test_switched_off_by_the_owner() -> None:
+    xml = domain({0: 0}, [PLACED])
+    result = run(xml, Options(enabled=False, policy="restricted"))
+    assert (result.xml, result.refusal) == (xml.encode(), None)
+    assert said(result) == {"disabled": "pcinuma is switched off for this VM by its annotation"}
+    assert dict(result.report.plan.cell_nodes) == {0: (0,)}
+
+
+UNKNOWN = "its numa_node is -1: the host's firmware does not say"
+
+
+@pytest.mark.parametrize(
+    ("unknown", "message"),
+    [
+        (1, f"1 device does not fit a cell: 0000:40:00.0: {UNKNOWN}"),
+        (2, f"2 of 3 devices do not fit a cell: 0000:40:00.0, 0000:41:00.0: {UNKNOWN}"),
+        (3, f"3 of 4 devices do not fit a cell: 0000:40:00.0, 0000:41:00.0, 0000:42:00.0: {UNKNOWN}"),
+        (
+            4,
+            f"4 of 5 devices do not fit a cell: {UNKNOWN}: 0000:40:00.0, 0000:41:00.0, 0000:42:00.0, 0000:43:00.0",
+        ),
+    ],
+)
+def test_a_refusal_names_every_device_and_a_reason_that_many_share_once(unknown: int, message: str) -> None:
+    lost = [f"0000:{0x40 + number:02x}:00.0" for number in range(unknown)]
+    host = hosts.host({0: "0-7"}, {"0000:1a:00.0": 0, **dict.fromkeys(lost, -1)})
+    xml = domain({0: 0}, [PLACED, *(hostdev(bdf, f"ua-{bdf[5:7]}") for bdf in lost)])
+    refused = transform(xml.encode(), Options(policy="restricted"), host).refusal
+    assert refused is not None
+    assert refused.message == f"policy restricted: {message}"
+    assert refused.hint is not None
+    assert refused.hint.startswith("see the host's firmware settings for NUMA")
+
+
+def test_every_part_of_the_plan_has_its_say() -> None:
+    """A group that is split, BARs that do not fit, no distances on record, a clique: none takes the word of another."""
+    gpu: dict[str, Any] = {
+        "vendor": "0x10de", "class": "0x030200", "iommuGroup": 7, "bridges": ["0000:16:01.0", "0000:17:00.0", "0000:18:00.0"],
+        "bars": [{"index": 2, "size": 2**40, "flags": "0x14220c"}],
+    }  # fmt: skip
+    cells = {"0000:1a:00.0": 0, "0000:1b:00.0": 0, "0000:9b:00.0": -1}
+    details: dict[str, dict[str, Any]] = {
+        "0000_1a_00_0": gpu,
+        "0000_1b_00_0": {**gpu, "bridges": ["0000:16:01.0", "0000:17:00.0", "0000:18:01.0"]},
+        "0000_9b_00_0": {"iommuGroup": 7},
+    }
+    host = hosts.host({0: "0-7"}, cells, **details)
+    xml = domain({0: 0}, [hostdev(bdf, f"ua-{bdf[5:7]}") for bdf in cells])
+    document = parse(load(xml.encode()))
+    options = Options(mmio="apply", distances="host", gpudirect_clique="by-switch")
+    made = plan(document, host(host_query(document, options) or HostQuery()), options)
+    assert {"iommu-group-split", "mmio-window", "gpudirect-clique", "numa-unknown"} <= {f.code for f in made.findings}
+    assert made.address_bits is not None
+    assert made.cliques == {"ua-1a": 0, "ua-1b": 0}
+    assert any(f.message.startswith("2 GPUs get a GPUDirect clique") for f in made.findings)
+    # policy none tells what would be done
+    idle = replace(options, policy="none")
+    made = plan(document, host(host_query(document, idle) or HostQuery()), idle)
+    assert {"iommu-group-split", "mmio-window", "gpudirect-clique", "numa-unknown"} <= {f.code for f in made.findings}
+    assert made.address_bits is None
+    assert any(f.message.startswith("2 GPUs would get a GPUDirect clique") for f in made.findings)
+
+
+def test_the_cells_say_where_they_are_not_bound() -> None:
+    """No memnode and no pin: what helps is the VM's spec."""
+    xml = domain({0: 0}, [PLACED])
+    bare = xml[: xml.index("<numatune>")] + xml[xml.index("</numatune>") + len("</numatune>") :]
+    result = run(bare)
+    finding = next(f for f in result.report.findings if f.device == "0000:1a:00.0")
+    assert finding.code == "node-unmapped"
+    assert finding.hint == "bind the cells: a memnode for each; in a VM's spec numa.guestMappingPassthrough"
+
+
+def test_a_device_below_the_expander_of_another_cell() -> None:
+    theirs = controller(5, "pcie-expander-bus", '<target busNr="200"><node>1</node></target>')
+    port = controller(6, "pcie-root-port", at(5))
+    result = run(domain({0: 0, 1: 1}, [theirs, port, hostdev("0000:1a:00.0", "ua-a", at(6))]))
+    assert said(result)["foreign-cell"] == (
+        "0000:1a:00.0 stays where it is: its guest address 0000:06:00.0 is below expander 5:"
+        " the guest sees it on cell 1, not on cell 0"
     )
