@@ -70,15 +70,15 @@ def plan(domain: Domain, host: HostTopology | None, options: Options) -> Plan:
         return Plan(cell_nodes=cells.nodes_of, findings=(finding,))
     if not domain.devices:
         return Plan(cell_nodes=cells.nodes_of, findings=_without_devices(domain))
-    problem = _domain_problem(domain)
-    if problem is not None or host is None:
-        code, reason, hint = problem or ("host-unreadable", "the host was not read", "")
+    if (problem := _domain_problem(domain)) is not None:
+        code, reason, hint = problem
         placements = [
             Placement(device, device.source, None, None, "left", code=code, reason=reason, hint=hint, fits=False)
             for device in domain.devices
         ]
         placements = _with_addresses(placements, (), domain)
         return _judged(Plan(placements=tuple(placements), cell_nodes=cells.nodes_of), options, cells)
+    assert host is not None  # host_query has asked
     without_room = crowded(domain)
     placements = [_place(device, domain, host, cells, options, without_room) for device in domain.devices]
     placements = _holding_slots(placements, domain)

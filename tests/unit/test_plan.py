@@ -301,6 +301,7 @@ def test_function_0_stays_where_others_of_its_slot_stay(stays: str, slot: int, k
         assert said(result)["addressed"] == (
             "0000:1a:00.0 stays where it is: other functions of its guest slot 0000:00:09 stay, and need it as function 0"
         )
+        assert next(f for f in result.report.findings if f.code == "addressed").hint is None  # no flag moves it
     refused = run(xml, Options(addressed="move", policy="restricted")).refusal
     assert ("0000:1a:00.0" in (refused.message if refused else "")) is (kind == "kept")
 
@@ -549,3 +550,15 @@ def test_a_device_below_the_expander_of_another_cell() -> None:
         "0000:1a:00.0 stays where it is: its guest address 0000:06:00.0 is below expander 5:"
         " the guest sees it on cell 1, not on cell 0"
     )
+
+
+def test_where_there_is_no_room_what_helps_is_said() -> None:
+    """250 ports, two expanders, the root bus with what KubeVirt and libvirt may add: more than 256 numbers."""
+    bdfs = [f"0000:{0x20 + number // 8:02x}:{number % 8:02x}.0" for number in range(250)]
+    host = hosts.host({0: "0-7", 1: "8-15"}, {bdf: number % 2 for number, bdf in enumerate(bdfs)})
+    xml = domain({0: 0, 1: 1}, [hostdev(bdf, f"ua-{number}") for number, bdf in enumerate(bdfs)])
+    result = transform(xml.encode(), Options(), host)
+    assert result.report.outcome == "unchanged"
+    found = [f for f in result.report.findings if f.code == "bus-numbers"]
+    assert [f.device for f in found] == bdfs
+    assert {f.hint for f in found} == {"pass through fewer devices, or give the VM fewer other PCI devices"}
