@@ -38,7 +38,7 @@ sbom: $(VENV)/.dev
 # Every fuzz target for MINUTES; what is found is in fuzz/finds. `python -m fuzz --help` has the rest.
 MINUTES ?= 1
 fuzz: $(VENV)/.dev
-	@$(VENV)/bin/python -m fuzz all --seconds $$(( $(MINUTES) * 60 ))
+	@$(VENV)/bin/python -m fuzz all --minutes "$(MINUTES)"
 
 # What docs/proof.md says of the corpus and of libvirt's rules, run again in full: as root, ten to twenty minutes.
 proof: $(VENV)/.dev

@@ -37,14 +37,21 @@ MOST_MEMORY = 512  # MB, of which the fuzzer itself takes 70
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fuzz", description=__doc__)
     parser.add_argument("target", help=", ".join(("all", *TARGETS, *PROCESSES)))
-    parser.add_argument("--seed", type=int, help="of the random numbers (default: another one each time)")
-    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--seed", type=_whole, help="of the random numbers (default: another one each time)")
+    parser.add_argument("--seconds", type=_whole, default=60, help="for each target (default: 60)")
+    parser.add_argument("--minutes", type=_minutes, help="the same in minutes")
     parser.add_argument("--input", help="run this input alone")
     parser.add_argument("--found", help="the folder for new inputs (default: fuzz/found/TARGET)")
     parser.add_argument("--finds", default=str(HERE / "finds"), help="the folder for what fails")
     parser.add_argument("--minimise", action="store_true", help="make the corpus anew of itself and what was found")
     parser.add_argument("--libfuzzer", nargs=argparse.REMAINDER, help="the command line that libFuzzer gets")
     given = parser.parse_args()
+    if ":" not in given.target and given.target not in ("all", *TARGETS, *PROCESSES):
+        parser.error(f"no target {given.target!r}: {', '.join(('all', *TARGETS, *PROCESSES))}")
+    if given.input is not None and not Path(given.input).is_file():
+        parser.error(f"no file {given.input!r}")
+    if given.minutes is not None:
+        given.seconds = given.minutes
 
     if given.target == "all":
         sys.exit(_all(given.seconds))
@@ -86,6 +93,24 @@ def main() -> None:
         flags += [str(found), *([str(kept)] if kept.is_dir() else [])]
     atheris.Setup(flags, target, **({"custom_mutator": _mutator} if name in TEXTS else {}))
     atheris.Fuzz()
+
+
+def _whole(text: str) -> int:
+    """A number above 0: libFuzzer takes 0 for "for ever", and for "any seed"."""
+    if not (text.isascii() and text.isdigit()) or not 0 < int(text) < 2**32:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def _minutes(text: str) -> int:
+    """So many minutes, in seconds."""
+    try:
+        seconds = 60 * float(text)
+    except ValueError:
+        seconds = 0
+    if not 1 <= seconds < 2**32:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes above 0")
+    return int(seconds)
 
 
 def _all(seconds: int) -> int:

@@ -95,6 +95,8 @@ def main() -> None:
     args = parser.parse_intermixed_args()
     if unknown := set(args.modules) - set(MODULES):
         parser.error(f"no module of these: {', '.join(sorted(unknown))}")
+    if not 0 < args.minutes < 1e6:
+        parser.error(f"minutes: {args.minutes} is not above 0")
     modules = args.modules or MODULES
     end = time.monotonic() + 60 * args.minutes
     for module in modules:

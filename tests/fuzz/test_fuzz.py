@@ -82,3 +82,23 @@ def test_a_planted_fault_is_found_and_kept(tmp_path: Path) -> None:
     again, said = fuzz("tests.fuzz.test_fuzz:planted", tmp_path, "--input", find)
     assert again != 0
     assert "ValueError: planted" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("domain", "--seconds", "0"), "argument --seconds: '0' is no whole number above 0"),  # libFuzzer: for ever
+        (("domain", "--seconds", "-3"), "argument --seconds: '-3' is no whole number above 0"),
+        (("domain", "--seed", "0"), "argument --seed: '0' is no whole number above 0"),  # libFuzzer: any
+        (("all", "--minutes", "x"), "argument --minutes: 'x' is no number of minutes above 0"),
+        (("all", "--minutes", "0"), "argument --minutes: '0' is no number of minutes above 0"),
+        (("all", "--minutes", "inf"), "argument --minutes: 'inf' is no number of minutes above 0"),
+        (("nosuch",), "no target 'nosuch': all, domain, "),
+        (("domain", "--input", "nosuch"), "no file 'nosuch'"),
+    ],
+)
+def test_arguments_that_are_none(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    status, said = fuzz(arguments[0], tmp_path, *arguments[1:])
+    assert status == 2
+    assert said.splitlines()[-1].startswith(f"python -m fuzz: error: {says}")
+    assert not list(tmp_path.iterdir())
