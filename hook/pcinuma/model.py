@@ -178,6 +178,8 @@ class PciController:
     bus_nr: int | None = None
     node: int | None = None
     is_ours: bool = False
+    index_is_implied: bool = False
+    """``index`` is not written, but what libvirt will make it: the lowest that is free."""
 
     @property
     def has_our_alias(self) -> bool:
@@ -250,6 +252,7 @@ class Domain:
     devices: tuple[Device, ...]
     others: tuple[OtherDevice, ...]
     aliases: frozenset[str] = frozenset()
+    """Those of everything but the controllers of ours."""
     cpu: GuestCpu = GuestCpu()
     is_uefi: bool = False
     memory: int = 0

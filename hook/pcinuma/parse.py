@@ -87,16 +87,17 @@ def parse(document: Document) -> Domain:
                 others.append(OtherDevice(document.ordinal(element), tag, address, model))
     _refuse_twice(document, controllers)
     _refuse_same_source(document, passed)
+    owned = _with_ownership(controllers)
     return Domain(
         arch=(attribute(os_type, "arch") or "x86_64"),
         machine=(attribute(os_type, "machine") or ""),
         cells=cells,
         memnodes=_memnodes(document, {cell.id for cell in cells}),
         pins=_pins(document),
-        controllers=_with_ownership(controllers),
+        controllers=owned,
         devices=tuple(devices),
         others=tuple(others),
-        aliases=_aliases(devices_element),
+        aliases=_aliases(document, devices_element, {c.element for c in owned if c.is_ours and c.has_our_alias}),
         cpu=_cpu(document),
         is_uefi=_is_uefi(root),
         memory=_memory(root),
@@ -320,7 +321,7 @@ def _with_indexes(controllers: list[PciController]) -> tuple[PciController, ...]
         if controller.index is None and not controller.is_ours:
             index = next(number for number in itertools.count() if number not in used)
             used.add(index)
-            controller = replace(controller, index=index)
+            controller = replace(controller, index=index, index_is_implied=True)
         found.append(controller)
     return tuple(found)
 
@@ -440,8 +441,9 @@ def _refuse_same_source(document: Document, devices: list[Device]) -> None:
         seen.add(key)
 
 
-def _aliases(devices: Element | None) -> frozenset[str]:
+def _aliases(document: Document, devices: Element | None, ours: set[int]) -> frozenset[str]:
     if devices is None:
         return frozenset()
-    names = (attribute(find(element, "alias"), "name") for element in children(devices))
+    others = (element for element in children(devices) if document.ordinal(element) not in ours)
+    names = (attribute(find(element, "alias"), "name") for element in others)
     return frozenset(name for name in names if name)

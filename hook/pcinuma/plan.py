@@ -36,6 +36,7 @@ ROOT_HINT = (
     "else --addressed move (annotation pcinuma.vm.kubevirt.io/addressed: move)"
 )
 
+INDEX_HINT = "give every PCI controller its index, as virsh dumpxml shows them"
 ROOM_HINT = "pass through fewer devices, or give the VM fewer other PCI devices"
 
 SWITCH_LINK_SPEED = Finding(
@@ -86,24 +87,34 @@ def plan(domain: Domain, host: HostTopology | None, options: Options) -> Plan:
     expanders, drop = seating.expanders, seating.drop
     placements = _with_addresses(placements, expanders, domain, drop)
     on_port = {attached.device.element for e in expanders for port in e.ports for attached in port.attachments}
-    detach = tuple(d for d in domain.devices if d.element not in on_port and _is_on_ours(d, domain))
+    # a set of ours that can neither stay as planned nor go: then nothing is changed at all
+    is_stuck = not expanders and not drop and any(controller.is_ours for controller in domain.controllers)
+    loose = [device for device in domain.devices if device.element not in on_port and _is_on_ours(device, domain)]
+    detach = () if is_stuck else tuple(loose)
     findings = [*_of_the_whole(placements, expanders, cells), *_split_groups(placements, host)]
     findings += io_space(domain, host, placements, expanders)
-    bits = None
+    made = Plan(expanders, tuple(placements), cells.nodes_of, drop, detach, findings=tuple(findings))
+    return _judged(_tuned(made, domain, host, options, cells, is_stuck=is_stuck), options, cells)
+
+
+def _tuned(made: Plan, domain: Domain, host: HostTopology, options: Options, cells: CellMap, *, is_stuck: bool) -> Plan:
+    """The plan with what is set beside the placement: address bits, distances, cliques."""
+    writes = options.policy != "none" and not is_stuck
+    findings = list(made.findings)
     if options.mmio != "off":
-        apply = options.mmio == "apply" and options.policy != "none"
-        said, bits = mmio.judged(domain, host, placements, expanders, apply=apply)
+        apply = options.mmio == "apply" and writes
+        said, bits = mmio.judged(domain, host, made.placements, made.expanders, apply=apply)
         findings += said
-    made = Plan(tuple(expanders), tuple(placements), cells.nodes_of, drop, detach, address_bits=bits)
-    if options.distances == "host":
+        made = replace(made, address_bits=bits)
+    if options.distances == "host" and not is_stuck:
         distances, said = host_distances(domain, host, cells)
         findings += said
         made = replace(made, distances=distances)
-    if options.gpudirect_clique == "by-switch":
-        chosen, said = cliques(domain, host, placements, apply=options.policy != "none")
+    if options.gpudirect_clique == "by-switch" and not is_stuck:
+        chosen, said = cliques(domain, host, made.placements, apply=writes)
         findings += said
         made = replace(made, cliques=chosen)
-    return _judged(replace(made, findings=tuple(findings)), options, cells)
+    return replace(made, findings=tuple(findings))
 
 
 def _of_the_whole(
@@ -319,7 +330,14 @@ def _seated(
     code, reason = seating.misfit
     roomless = seating.without_room or going
     left = [
-        replace(p, kind="left", code=code, reason=reason, hint=ROOM_HINT, fits=False)
+        replace(
+            p,
+            kind="left",
+            code=code,
+            reason=reason,
+            hint=INDEX_HINT if code == "index-missing" else ROOM_HINT,
+            fits=False,
+        )
         if p.device.element in roomless
         else p
         for p in placements

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from pcinuma.layout import Group, first_bus, groups_of, lay_out, misfit
 from pcinuma.model import Device, Domain, PciController, PlannedExpander
@@ -25,6 +26,35 @@ class Seating:
 def seat(candidates: Sequence[Candidate], detached: Sequence[Device], domain: Domain) -> Seating:
     """Where the candidates go; ``detached`` are devices on a set of ours that lose their place there.
 
+    Where another hand's controller would come to be another one by it, nothing goes anywhere.
+    """
+    found = _seat(candidates, detached, domain)
+    if found.drop and (shifted := _shifted(found, domain)) is not None:
+        now, then = shifted
+        what = now.model or "a PCI controller"
+        reason = f"{what} has no index: it is controller {now.index} with pcinuma's, {then} without"
+        return Seating(misfit=("index-missing", reason))
+    return found
+
+
+def _shifted(seating: Seating, domain: Domain) -> tuple[PciController, int] | None:
+    """A controller without an index that libvirt would give another one than it would now, and which."""
+    dropped = {controller.element for controller in seating.drop}
+    staying = [controller for controller in domain.controllers if controller.element not in dropped]
+    used = {controller.index for controller in staying if not controller.index_is_implied}
+    used.update(_indexes(seating.expanders))
+    for controller in staying:
+        if controller.index_is_implied:
+            index = next(number for number in count() if number not in used)
+            used.add(index)
+            if index != controller.index:
+                return controller, index
+    return None
+
+
+def _seat(candidates: Sequence[Candidate], detached: Sequence[Device], domain: Domain) -> Seating:
+    """Where the candidates go.
+
     A set that has the same shape (the same expanders with the same ports for the same devices) keeps its indexes,
     whatever KubeVirt dropped of it; any other set of ours is stale and goes as a whole. Its indexes go with it, or,
     where the guest has no room for that, to the new set. Where it has none for that either, a set that fits those of
@@ -35,8 +65,7 @@ def seat(candidates: Sequence[Candidate], detached: Sequence[Device], domain: Do
         return Seating(drop=tuple(ours))
     groups = groups_of(candidates)
     placed = [candidate.device for candidate in candidates]
-    taken = domain.aliases - {controller.alias for controller in ours if controller.has_our_alias and controller.alias}
-    if ours and (kept := _kept(groups, ours, placed, detached, domain, taken)) is not None:
+    if ours and (kept := _kept(groups, ours, placed, detached, domain)) is not None:
         return Seating(kept)
     around = surroundings(domain, placed, detached)
     problem = misfit(groups, around)
@@ -44,12 +73,12 @@ def seat(candidates: Sequence[Candidate], detached: Sequence[Device], domain: Do
         around = surroundings(domain, placed, detached, refilled=sum(group.buses for group in groups))
         problem = misfit(groups, around)
     if problem is None:
-        return Seating(lay_out(groups, around, taken), tuple(ours))
+        return Seating(lay_out(groups, around, domain.aliases), tuple(ours))
     indexes = {controller.index for controller in ours}
     seated = [c for c in candidates if c.device.address is not None and c.device.address.bus in indexes]
     if seated and len(seated) < len(candidates):
         devices = [candidate.device for candidate in seated]
-        if (kept := _kept(groups_of(seated), ours, devices, detached, domain, taken)) is not None:
+        if (kept := _kept(groups_of(seated), ours, devices, detached, domain)) is not None:
             others = {candidate.device.element for candidate in candidates} - {device.element for device in devices}
             return Seating(kept, (), problem, frozenset(others))
     return Seating((), tuple(ours), problem)
@@ -61,14 +90,13 @@ def _kept(
     placed: Sequence[Device],
     detached: Sequence[Device],
     domain: Domain,
-    taken: frozenset[str],
 ) -> tuple[PlannedExpander, ...] | None:
     """The groups on the set that is there. It has its indexes and its slots; its bus numbers must still be free. What
     it left for ports to come may have been taken by them since."""
     for spare in (SPARE_PORTS, 0):
         around = surroundings(domain, placed, detached, refilled=len(ours), spare=spare)
         if first_bus(groups, around) is not None:
-            return _reused(lay_out(groups, around, taken), ours, domain)
+            return _reused(lay_out(groups, around, domain.aliases), ours, domain)
     return None
 
 

@@ -305,6 +305,56 @@ def test_a_second_address_does_not_come_to_count() -> None:
     assert run(result.xml.decode()).xml == result.xml
 
 
+@pytest.mark.libvirt
+@pytest.mark.parametrize(
+    "options",
+    [Options(), Options(policy="restricted"), Options(mmio="apply", distances="host", gpudirect_clique="by-switch")],
+)
+@pytest.mark.parametrize(
+    ("hung", "model"),
+    [
+        ('<controller type="pci" model="pcie-to-pci-bridge">{on_2}</controller>', "pcie-to-pci-bridge"),
+        # the upstream port is a switch below ours, and goes; what somebody hung elsewhere would be another one then
+        ('<controller type="pci" model="pcie-root-port"/>', "pcie-root-port"),
+    ],
+)
+def test_a_controller_without_an_index_does_not_become_another_one(hung: str, model: str, options: Options) -> None:
+    """libvirt gives it the lowest index that is free: 5 beside our set of four, 1 where that goes."""
+    on_2 = '<address type="pci" domain="0x0000" bus="0x02" slot="0x00" function="0x0"/>'
+    moved = base().replace(on_2, "").replace('bus="0x1a"', 'bus="0x3d"')  # another device: our set is stale
+    xml = with_extra(moved, f'<controller type="pci" index="0" model="pcie-root"/>{hung.format(on_2=on_2)}')
+    by_index = {
+        c.get("index"): c.get("model") for c in etree.fromstring(define_and_dump(xml)).iterfind("devices/controller")
+    }
+    assert by_index["5"] == model
+    result = run(xml, options)
+    assert result.xml == xml.encode()
+    found = {f.device: f for f in result.report.findings if f.code == "index-missing"}
+    assert set(found) == {"0000:3d:00.0", "0000:9a:00.0"}
+    says = f"{model} has no index: it is controller 5 with pcinuma's, 1 without"
+    assert found["0000:3d:00.0"].message == f"0000:3d:00.0 stays where it is: {says}"
+    assert found["0000:3d:00.0"].hint == "give every PCI controller its index, as virsh dumpxml shows them"
+    assert (result.refusal is not None and says in result.refusal.message) is (options.policy == "restricted")
+    written = xml.replace(
+        f'<controller type="pci" model="{model}"', f'<controller type="pci" index="5" model="{model}"'
+    )
+    holds(run(written))
+
+
+@pytest.mark.libvirt
+@pytest.mark.parametrize("group_by", ["numa", "root-complex", "switch"])
+def test_another_device_that_has_the_alias_of_our_port_keeps_it(group_by: str) -> None:
+    """libvirt refuses an alias that is there twice: ours gets another."""
+    disk = '<disk type="file"><source file="/a"/><target dev="sda" bus="sata"/><alias name="ua-pcinuma-0000-1a-00-0"/></disk>'
+    xml = with_extra(base(), disk)
+    with pytest.raises(LibvirtRejected, match="alias"):
+        define_and_dump(xml)
+    result = run(xml, Options(group_by=group_by))
+    holds(result)
+    names = [alias.get("name") for alias in etree.fromstring(result.xml).iterfind("devices/*/alias")]
+    assert (names.count("ua-pcinuma-0000-1a-00-0"), names.count("ua-pcinuma-0000-1a-00-0-2")) == (1, 1)
+
+
 PORT = '<address type="pci" domain="0x0000" bus="0x01" slot="0x00" function="0x0"/>'
 
 
