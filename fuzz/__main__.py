@@ -48,6 +48,11 @@ def main() -> None:
     given = parser.parse_args()
     if ":" not in given.target and given.target not in ("all", *TARGETS, *PROCESSES):
         parser.error(f"no target {given.target!r}: {', '.join(('all', *TARGETS, *PROCESSES))}")
+    plain = given.target in ("all", *PROCESSES)
+    if plain and (given.input is not None or given.minimise):
+        parser.error(f"{given.target} takes no --input and no --minimise: it has no corpus of its own")
+    if given.target == "all" and given.seed is not None:
+        parser.error("all takes no --seed: each target has its own")
     if given.input is not None and not Path(given.input).is_file():
         parser.error(f"no file {given.input!r}")
     if given.minutes is not None:

@@ -47,8 +47,13 @@ def audit(requirements: Path) -> int:
         f"{requirements.name}: {checked} of {len(found)} packages looked up, {holes} with known vulnerabilities",
         flush=True,
     )
+    if not checked:
+        print(f"error: {requirements.name}: nothing was checked: is there a way to PyPI from here?", file=sys.stderr)
+    elif unknown:
+        print(f"error: {requirements.name}: not checked: {', '.join(unknown)}", file=sys.stderr)
     if unknown or not found:
-        print(f"error: {requirements.name}: not checked: {', '.join(unknown) or 'anything'}", file=sys.stderr)
+        if reasons := sorted({package["skip_reason"].strip()[:300] for package in found if "skip_reason" in package}):
+            print(f"hint: {reasons[0]}", file=sys.stderr)
         return 2
     return 1 if holes else 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import re
 import subprocess
@@ -11,6 +12,8 @@ from typing import Any
 
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
+
+from pcinuma import __version__
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -37,7 +40,11 @@ def needed(bom: dict[str, Any]) -> dict[str, Any]:
     refs = {part["bom-ref"] for part in (bom["metadata"]["component"], *components)}
     kept = [entry for entry in bom["dependencies"] if entry["ref"] in refs]
     edges = [{**entry, "dependsOn": [ref for ref in entry.get("dependsOn", ()) if ref in refs]} for entry in kept]
-    return {**bom, "components": components, "dependencies": edges}
+    for part in components:  # a licence that is no SPDX name is left out there, not here
+        if "licenses" not in part and (said := importlib.metadata.metadata(part["name"]).get("License")):
+            part["licenses"] = [{"license": {"name": said, "acknowledgement": "declared"}}]
+    whole = {**bom["metadata"], "component": {**bom["metadata"]["component"], "version": __version__}}
+    return {**bom, "metadata": whole, "components": components, "dependencies": edges}
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 from pcinuma import options
-from pcinuma.errors import BadInput, PcinumaError, one_line
+from pcinuma.errors import BadInput, PcinumaError, one_line, why_not_json
 from pcinuma.vmi_warnings import warnings_of
 
 API_VERSION = "admission.k8s.io/v1"
@@ -149,8 +149,7 @@ def _entries(text: str) -> list[Mapping[str, Any]]:
         # numbers as they stand: Python refuses very long ones, and none matters here
         found = json.loads(text, parse_int=str, parse_float=str, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
-        reason = str(error) if isinstance(error, ValueError) else "nested too deeply"
-        raise BadInput(f"{HOOK_SIDECARS} is not JSON: {reason}", where=_WHERE, hint=hint) from None
+        raise BadInput(f"{HOOK_SIDECARS} is not JSON: {why_not_json(error)}", where=_WHERE, hint=hint) from None
     if not isinstance(found, list) or not all(isinstance(entry, Mapping) for entry in found):
         raise BadInput(f"{HOOK_SIDECARS} is not a JSON list of objects", where=_WHERE, hint=hint)
     return found

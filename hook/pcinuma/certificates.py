@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import ssl
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -130,7 +131,10 @@ def load(cert: str, key: str) -> Certificate:
 
 def _read(path: str) -> str:
     try:
-        with open(path, "rb") as file:
+        # a pipe or a device could keep us for ever, and the pair in use would never be looked at again
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise BadInput("no file", where=path)
             data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)

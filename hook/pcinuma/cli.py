@@ -216,12 +216,12 @@ def _doctor(parsed: argparse.Namespace) -> int:
 
 def _kubelet(parsed: argparse.Namespace) -> Loaded | None:
     """The kubelet's configuration: its file, the drop-in files over it, both, or none."""
-    from pcinuma import kubelet_config, options
+    from pcinuma import kubelet_config, yaml_text
 
     loaded = None
     if parsed.kubelet_config is not None:
         example = f"kubectl get --raw /api/v1/nodes/NODE/proxy/configz | {PROGRAM} doctor --kubelet-config -"
-        given = file_or_stdin(parsed.kubelet_config, options.MAX_BYTES, "KubeletConfiguration", example)
+        given = file_or_stdin(parsed.kubelet_config, yaml_text.MAX_BYTES, "KubeletConfiguration", example)
         loaded = kubelet_config.read(*given)
     if parsed.kubelet_config_dir is None:
         return loaded
@@ -231,7 +231,7 @@ def _kubelet(parsed: argparse.Namespace) -> Loaded | None:
         what = "a dump of configz has the drop-in files in it already"
         raise BadOption(what, where="--kubelet-config-dir", hint="give the dump alone, or the kubelet's own file")
     drop_ins = kubelet_drop_ins.find(parsed.kubelet_config_dir)
-    contents = [read_file(path, options.MAX_BYTES) for path in drop_ins.files]
+    contents = [read_file(path, yaml_text.MAX_BYTES) for path in drop_ins.files]
     return kubelet_drop_ins.merged(loaded, drop_ins, contents)
 
 
@@ -275,7 +275,7 @@ def _webhook(parsed: argparse.Namespace) -> int:
     from pcinuma import webhook_config  # the server's libraries cost 200 ms: what the flags say comes first
     from pcinuma.listen import address
     from pcinuma.log import Log
-    from pcinuma.options import MAX_BYTES
+    from pcinuma.yaml_text import MAX_BYTES
 
     where = parsed.config or "--config"
     config = webhook_config.load(read_file(parsed.config, MAX_BYTES), where) if parsed.config is not None else {}
@@ -305,7 +305,9 @@ def _options(parsed: argparse.Namespace) -> Options:
 
     annotations = None
     if parsed.vmi is not None:
-        vmi = options.load_object(read_file(parsed.vmi, options.MAX_BYTES), parsed.vmi)
+        from pcinuma import yaml_text
+
+        vmi = options.load_object(read_file(parsed.vmi, yaml_text.MAX_BYTES), parsed.vmi)
         annotations = options.from_vmi(vmi, parsed.vmi)
     return options.resolve(flags_of(parsed), annotations, defaults_of(parsed))
 

@@ -172,11 +172,11 @@ def flags_of(parsed: argparse.Namespace) -> dict[str, str | None]:
 
 def defaults_of(parsed: argparse.Namespace) -> dict[str, str]:
     """The file of defaults, checked; empty when there is none."""
-    from pcinuma import options
-
     if parsed.config is None:
         return {}
-    return options.load_defaults(read_file(parsed.config, options.MAX_BYTES), parsed.config)
+    from pcinuma import options, yaml_text
+
+    return options.load_defaults(read_file(parsed.config, yaml_text.MAX_BYTES), parsed.config)
 
 
 def hook_defaults_of(parsed: argparse.Namespace) -> dict[str, str]:

@@ -75,3 +75,12 @@ def one_line(text: str, limit: int = 2000) -> str:
     """
     clean = "".join(c if c.isprintable() else ("\\n" if c == "\n" else f"\\x{ord(c):02x}") for c in text)
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
+
+
+def why_not_json(error: ValueError | RecursionError) -> str:
+    """Why a text is no JSON, from what Python's parser raised, in words for who wrote it."""
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    if isinstance(error, UnicodeDecodeError):
+        return "not UTF-8"
+    return "a number has too many digits" if type(error) is ValueError and "digits" in str(error) else str(error)

@@ -27,6 +27,7 @@ from pcinuma.log import LOG_SECONDS, Log
 if TYPE_CHECKING:
     from pcinuma.discover import ReadHost
     from pcinuma.hook_calls import Answer
+    from pcinuma.host_wait import Bounded
 
 NAME = "pcinuma"
 SOCKET_FOLDER = "/var/run/kubevirt-hooks"
@@ -85,6 +86,9 @@ def serve(settings: Settings) -> int:
         for bound, _ in servers:
             bound.withdraw()
         deadline = time.monotonic() + END_SECONDS
+        patience = threading.Timer(END_SECONDS / 2, calls.give_up_on_the_host)
+        patience.daemon = True
+        patience.start()
         for _, server in servers:
             server.stop(max(0.0, deadline - time.monotonic()))
         if ready:
@@ -221,15 +225,22 @@ class _Calls:
         self._settings = settings
         self._lock = threading.Lock()
         self._answer: Callable[[bytes, bytes], Answer] | None = None
+        self._host: Bounded | None = None
+
+    def give_up_on_the_host(self) -> None:
+        """Answer the calls that wait for a host which hangs, as if it could not be read."""
+        if self._host is not None:
+            self._host.give_up()
 
     def load(self) -> None:
         """Import the pipeline and what reads the host; does it once, also when calls come first."""
         with self._lock:
             if self._answer is None:
                 from pcinuma.hook_calls import answer
-                from pcinuma.host_wait import bounded
+                from pcinuma.host_wait import Bounded
 
-                settings, host = self._settings, bounded(self._settings.host())
+                settings, host = self._settings, Bounded(self._settings.host())
+                self._host = host
                 gc.collect()
                 gc.freeze()  # what is loaded stays: no later collection needs to look at it
                 self._answer = lambda domain, vmi: answer(domain, vmi, settings.defaults, host)

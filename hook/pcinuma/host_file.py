@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pcinuma.errors import BadInput
+from pcinuma.errors import BadInput, why_not_json
 from pcinuma.model import Bar, CpuSet, HostCpu, HostFunction, HostNode, HostQuery, HostTopology, Link, PciAddress
 from pcinuma.schema import validate
 
@@ -78,10 +78,8 @@ def load(data: bytes, where: str) -> HostFile:
         raise BadInput(f"the host record is larger than {MAX_BYTES // 2**20} MiB", where=where)
     try:
         record = json.loads(data)
-    except RecursionError:
-        raise BadInput("the host record is nested too deeply", where=where, hint=_HINT) from None
-    except ValueError as error:
-        raise BadInput(f"the host record is not JSON: {error}", where=where, hint=_HINT) from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"the host record is not JSON: {why_not_json(error)}", where=where, hint=_HINT) from None
     if not isinstance(record, dict) or record.get("kind") != "pcinuma-host":
         raise BadInput('not a host record: "kind" is not "pcinuma-host"', where=where, hint=_HINT)
     if record.get("version") != VERSION or isinstance(record["version"], bool):

@@ -20,35 +20,55 @@ MOST_STUCK = 64
 """Reads that hang at one time, each with its thread: as many as there are calls at one time."""
 
 
-def bounded(read_host: Callable[[HostQuery], HostTopology]) -> Callable[[HostQuery], HostTopology]:
+class Bounded:
     """The reader, each read in a thread of its own. It raises HostUnreadable when the host has not answered within
-    HOST_SECONDS, or when MOST_STUCK reads have not come back yet."""
-    room = threading.BoundedSemaphore(MOST_STUCK)
+    HOST_SECONDS, when MOST_STUCK reads have not come back yet, or when it is told to give up."""
 
-    def read(query: HostQuery) -> HostTopology:
+    def __init__(self, read_host: Callable[[HostQuery], HostTopology]):
+        self._read_host = read_host
+        self._room = threading.BoundedSemaphore(MOST_STUCK)
+        self._waiting: set[threading.Event] = set()
+        self._has_given_up = False
+
+    def __call__(self, query: HostQuery) -> HostTopology:
         answers: list[HostTopology] = []
         errors: list[BaseException] = []
+        woken = threading.Event()
 
         def run() -> None:
             try:
-                answers.append(read_host(query))
+                answers.append(self._read_host(query))
             except BaseException as error:  # noqa: BLE001 - it is the caller's
                 errors.append(error)
             finally:
-                room.release()
+                self._room.release()
+                woken.set()
 
-        if not room.acquire(blocking=False):
+        if not self._room.acquire(blocking=False):
             raise _silent()
-        reader = threading.Thread(target=run, daemon=True)
-        reader.start()
-        reader.join(HOST_SECONDS)
+        self._waiting.add(woken)
+        try:
+            threading.Thread(target=run, daemon=True).start()
+            woken.wait(0 if self._has_given_up else HOST_SECONDS)
+        finally:
+            self._waiting.discard(woken)
         if answers:
             return answers[0]
-        raise errors[0] if errors else _silent()
+        if errors:
+            raise errors[0]
+        if self._has_given_up:
+            raise HostUnreadable("the host had not answered when it was time to end", hint=_HINT)
+        raise _silent()
 
-    return read
+    def give_up(self) -> None:
+        """Wait no longer, now or later: whoever waits is told at once."""
+        self._has_given_up = True
+        for woken in list(self._waiting):
+            woken.set()
+
+
+_HINT = "a read of /sys hangs: the node's kernel log may name the device or its driver"
 
 
 def _silent() -> HostUnreadable:
-    what = f"the host has not answered within {HOST_SECONDS} seconds"
-    return HostUnreadable(what, hint="a read of /sys hangs: the node's kernel log may name the device or its driver")
+    return HostUnreadable(f"the host has not answered within {HOST_SECONDS} seconds", hint=_HINT)

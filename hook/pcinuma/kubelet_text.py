@@ -7,12 +7,11 @@ twice the strict decoder complains, and the lenient one takes the last.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from pcinuma.errors import BadInput
-from pcinuma.options import MAX_BYTES, expanded_size_is_allowed
+from pcinuma.yaml_text import MAX_BYTES, expanded_size_is_allowed, keys_twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ def parse_text(data: bytes, where: str) -> Text:
         return _yaml(text, where)
     except UnicodeDecodeError:
         raise BadInput("not UTF-8", where=where) from None
-    except (RecursionError, ValueError, TypeError):
+    except (RecursionError, ValueError, TypeError, OverflowError):
         raise BadInput("not YAML that can be read: nested too deeply, or a value that is none", where=where) from None
 
 
@@ -68,7 +67,7 @@ def _yaml(text: str, where: str) -> Text:
         node = loader.get_node()
         if not expanded_size_is_allowed(node):
             raise BadInput("not YAML that can be read: it holds too much, or its aliases repeat too much", where=where)
-        twice = tuple(_twice(node))
+        twice = tuple(keys_twice(node))
         content = loader.construct_document(node)
         return Text(content, _further(loader), twice)
     except yaml.MarkedYAMLError as error:
@@ -92,31 +91,3 @@ def _further(loader: Any) -> int:
     except yaml.YAMLError:
         count += 1
     return count
-
-
-def _twice(root: Any) -> Iterator[str]:
-    """Each key that a mapping of the document has again, once for each time."""
-    import yaml
-
-    seen: set[int] = set()
-    stack = [(root, "")]
-    while stack:
-        node, path = stack.pop()
-        if id(node) in seen:  # an alias
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            stack += [(item, f"{path}[{number}]") for number, item in reversed(list(enumerate(node.value)))]
-        if not isinstance(node, yaml.MappingNode):
-            continue
-        keys: set[tuple[str, str]] = set()
-        below = []
-        for key, value in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
-                continue
-            name = f"{path}.{key.value}" if path else key.value
-            if (key.tag, key.value) in keys:
-                yield name
-            keys.add((key.tag, key.value))
-            below.append((value, name))
-        stack += reversed(below)

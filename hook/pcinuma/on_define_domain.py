@@ -40,9 +40,9 @@ def _run(given: Sequence[str]) -> int:
     defaults, host = hook_defaults_of(parsed), host_of(parsed)
 
     from pcinuma.hook_calls import answer
-    from pcinuma.host_wait import bounded
+    from pcinuma.host_wait import Bounded
 
-    made = answer(_bytes(parsed.domain), _bytes(parsed.vmi), defaults, bounded(host))
+    made = answer(_bytes(parsed.domain), _bytes(parsed.vmi), defaults, Bounded(host))
     tell(json.dumps({"level": made.level, "event": "OnDefineDomain", **made.record}))
     if made.xml is None:
         assert made.error is not None

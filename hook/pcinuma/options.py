@@ -5,17 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pcinuma.errors import BadInput, BadOption
+from pcinuma.errors import BadInput, BadOption, why_not_json
 
 if TYPE_CHECKING:
     from pcinuma.model import Options
 
 ANNOTATION_PREFIX = "pcinuma.vm.kubevirt.io/"
-MAX_BYTES = 4 * 1024 * 1024
-MAX_EXPANDED = 1_000_000
-MAX_DIGITS = 4300
-"""Of a number in YAML, as Python has it for decimal ones; 1:1:1… is one to base 60, and takes time by the square."""
-_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "policy": ("none", "best-effort", "restricted", "single-numa-node"),
@@ -86,9 +81,9 @@ def from_vmi(vmi: Mapping[str, Any], where: str) -> dict[str, str]:
     nameless = kind in (None, "") and isinstance(vmi.get("metadata"), Mapping) and isinstance(vmi.get("spec"), Mapping)
     if kind == "VirtualMachineInstance" or nameless:
         return from_annotations(_annotations(vmi, where, ()), where)
+    shown = f"kind is {kind[:80]!r}" if isinstance(kind, str) else "it has no kind"
     raise BadInput(
-        f"{f'kind is {kind[:80]!r}' if isinstance(kind, str) else 'there is no kind'},"
-        " not VirtualMachineInstance or VirtualMachine",
+        f"{shown}: neither a VirtualMachineInstance nor a VirtualMachine",
         where=where,
         hint="give the output of 'kubectl get vmi NAME -o yaml'",
     )
@@ -129,7 +124,9 @@ def _annotations(vmi: Mapping[str, Any], where: str, path: tuple[str, ...]) -> M
 
 def load_defaults(data: bytes, where: str) -> dict[str, str]:
     """The file of defaults: a YAML mapping of option names to values. Raises BadOption, BadInput."""
-    content = load_yaml(data, where)
+    from pcinuma import yaml_text
+
+    content = yaml_text.load(data, where)
     if content is None:
         return {}
     if not isinstance(content, Mapping):
@@ -146,7 +143,9 @@ def load_defaults(data: bytes, where: str) -> dict[str, str]:
 
 def load_object(data: bytes, where: str) -> Mapping[str, Any]:
     """A Kubernetes object from YAML or JSON. Raises BadInput when it is none."""
-    content = load_yaml(data, where)
+    from pcinuma import yaml_text
+
+    content = yaml_text.load(data, where)
     if isinstance(content, Mapping) and content.get("kind") == "List":
         items = content.get("items")
         if isinstance(items, list) and len(items) == 1:
@@ -163,64 +162,7 @@ def load_json_object(data: bytes, where: str) -> Mapping[str, Any]:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"not JSON: {error}", where=where) from None
+        raise BadInput(f"not JSON: {why_not_json(error)}", where=where) from None
     if not isinstance(content, Mapping):
         raise BadInput("not a Kubernetes object", where=where)
     return content
-
-
-def load_yaml(data: bytes, where: str) -> Any:
-    """What the YAML (or JSON) text holds. Raises BadInput with the line when it is neither or too large."""
-    if len(data) > MAX_BYTES:
-        raise BadInput(f"larger than {MAX_BYTES // 2**20} MiB", where=where)
-    try:
-        text = data.decode("utf-8-sig")
-        if text.lstrip().startswith("{"):
-            import json
-
-            try:
-                return json.loads(text)
-            except ValueError:
-                pass  # a YAML flow mapping begins so, too
-        return _loaded_yaml(text, where)
-    except UnicodeDecodeError:
-        raise BadInput("not UTF-8", where=where) from None
-    except (RecursionError, ValueError, TypeError, OverflowError):
-        raise BadInput("not YAML that can be read: nested too deeply, or a value that is none", where=where) from None
-
-
-def _loaded_yaml(text: str, where: str) -> Any:
-    import yaml  # costs 15 ms of CPU: loaded only when a YAML file is given
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if not expanded_size_is_allowed(node):
-            raise BadInput("not YAML that can be read: it holds too much, or its aliases repeat too much", where=where)
-        return loader.construct_document(node)
-    except yaml.MarkedYAMLError as error:
-        line = f"{where}, line {error.problem_mark.line + 1}" if error.problem_mark else where
-        raise BadInput(f"not YAML: {error.problem}", where=line) from None
-    except yaml.YAMLError as error:
-        raise BadInput(f"not YAML: {error}", where=where) from None
-    finally:
-        loader.dispose()
-
-
-def expanded_size_is_allowed(node: Any) -> bool:
-    """Whether a YAML node, every alias written out, holds no more than is worked on."""
-    return _expanded_size(node, {}) <= MAX_EXPANDED
-
-
-def _expanded_size(node: Any, known: dict[int, int]) -> int:
-    """How many nodes there are once every alias is written out; more than is allowed for one that holds itself."""
-    if node.tag in _NUMBERS and len(node.value) > MAX_DIGITS:
-        raise ValueError("a number that is too long")
-    if id(node) not in known:
-        known[id(node)] = MAX_EXPANDED + 1  # found again below itself
-        below = node.value if isinstance(node.value, list) else ()
-        flat = [part for item in below for part in (item if isinstance(item, tuple) else (item,))]
-        known[id(node)] = 1 + sum(_expanded_size(part, known) for part in flat)
-    return known[id(node)]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pcinuma.errors import BadInput, one_line
+from pcinuma.errors import BadInput, one_line, why_not_json
 from pcinuma.model import Finding, PciController
 from pcinuma.picture import Box, Leaf, Panel, Scene, Shown
 from pcinuma.schema import validate
@@ -66,8 +66,7 @@ def load(data: bytes, where: str) -> Result:
     try:
         content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        reason = str(error) if isinstance(error, ValueError) else "nested too deeply"
-        raise BadInput(f"not JSON: {reason}", where=where, hint=_HINT) from None
+        raise BadInput(f"not JSON: {why_not_json(error)}", where=where, hint=_HINT) from None
     try:
         json.dumps(content, ensure_ascii=False).encode("utf-8")
     except (UnicodeEncodeError, RecursionError):

@@ -18,7 +18,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from werkzeug.exceptions import HTTPException
 
 from pcinuma import admission, certificates, wsgi_server
-from pcinuma.errors import BadInput, one_line
+from pcinuma.errors import BadInput, one_line, why_not_json
 from pcinuma.listen import Listener, shown
 from pcinuma.log import LOG_SECONDS, Log
 
@@ -179,8 +179,7 @@ def _parsed(data: bytes) -> object:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        reason = str(error) if isinstance(error, ValueError) else "nested too deeply"
-        raise BadInput(f"the body is not JSON: {reason}", where="the request") from None
+        raise BadInput(f"the body is not JSON: {why_not_json(error)}", where="the request") from None
 
 
 def _line(status: int, text: str) -> Response:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pcinuma import image_reference, options, schema
+from pcinuma import image_reference, options, schema, yaml_text
 from pcinuma.admission import Sidecar
 from pcinuma.errors import BadInput, BadOption
 
@@ -16,7 +16,7 @@ DEFAULT_PULL_POLICY = "IfNotPresent"
 
 def load(data: bytes, where: str) -> Mapping[str, Any]:
     """The file: YAML, valid against ``schemas/webhook.schema.json``. Raises BadInput."""
-    content = options.load_yaml(data, where)
+    content = yaml_text.load(data, where)
     if content is None:
         return {}
     if not isinstance(content, Mapping):

@@ -801,6 +801,21 @@ def test_every_option_as_annotation_and_in_the_file(place: Place, name: str) -> 
     assert place.report("--config", "config.yaml")["options"][name] == value
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        "policy: none\nunmapped: nearest\npolicy: restricted\n",
+        '{"policy": "none", "policy": "restricted"}',
+        "{policy: none, policy: restricted}",
+    ],
+)
+def test_a_key_that_is_there_twice_is_not_one_of_the_two(place: Place, content: str) -> None:
+    place.write("config.yaml", content)
+    place.call_transform("--config", "config.yaml").failed(2, "policy is there twice (config.yaml)")
+    place.write("vmi.yaml", VMI_YAML + f"  annotations: {{{PREFIX}policy: none}}\n")
+    place.call_transform("--vmi", "vmi.yaml").failed(2, "metadata.annotations is there twice (vmi.yaml)")
+
+
 VMI_YAML = f"""\
 # kubectl get vmi vm -o yaml
 apiVersion: kubevirt.io/v1

@@ -212,7 +212,15 @@ def test_a_host_that_hangs_costs_ten_seconds_and_no_start(host: FaultyTree) -> N
                 records = hook.records("OnDefineDomain")[-2:]
                 assert sorted(record["outcome"] for record in records) == ["refused", "unchanged"]
                 assert {record["code"] for record in records} == {"host-unreadable"}
+            # told to end, it answers the calls that wait
+            last = [client.begin_define(DOMAIN, vmi()) for client in clients]
+            time.sleep(0.3)
+            for hook, call in zip(hooks, last, strict=True):
                 hook.process.terminate()
+                assert call.result(timeout=2).domainXML == DOMAIN.encode()
+                (record,) = hook.await_records("ended", 1) and hook.records("OnDefineDomain")[-1:]
+                assert (record["outcome"], record["code"]) == ("unchanged", "host-unreadable")
+                assert record["error"].startswith("pcinuma: error: the host had not answered when it was time to end")
                 assert gone(hook.socket)
         finally:
             host.abort()  # a thread that hangs in the kernel holds up the end of any process, even of one that is killed

@@ -23,7 +23,7 @@ def test_the_answer_comes_through() -> None:
         asked.append(query)
         return HOST
 
-    assert host_wait.bounded(read)(QUERY) is HOST
+    assert host_wait.Bounded(read)(QUERY) is HOST
     assert asked == [QUERY]
 
 
@@ -34,7 +34,7 @@ def test_so_does_an_error_as_it_is() -> None:
         raise error
 
     with pytest.raises(HostUnreadable) as raised:
-        host_wait.bounded(read)(QUERY)
+        host_wait.Bounded(read)(QUERY)
     assert raised.value is error
 
 
@@ -47,7 +47,7 @@ def test_reads_that_hang_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None
         assert back.wait(60)
         return HOST
 
-    bounded = host_wait.bounded(read)
+    bounded = host_wait.Bounded(read)
 
     def refused(_: int) -> str:
         with pytest.raises(HostUnreadable) as raised:
@@ -70,3 +70,20 @@ def test_reads_that_hang_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None
         except HostUnreadable:
             time.sleep(0.01)
     raise AssertionError("never asked again")
+
+
+def test_told_to_give_up_it_waits_no_longer() -> None:
+    back = threading.Event()
+
+    def read(_: HostQuery) -> HostTopology:
+        assert back.wait(60)
+        return HOST
+
+    bounded = host_wait.Bounded(read)
+    began = time.monotonic()
+    threading.Timer(0.2, bounded.give_up).start()
+    for _ in range(2):  # the one that waits, and the next
+        with pytest.raises(HostUnreadable, match="the host had not answered when it was time to end"):
+            bounded(QUERY)
+    assert time.monotonic() - began < 5
+    back.set()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import pcinuma
 from tests.conftest import ROOT
 
 SOURCES = sorted((ROOT / "hook" / "pcinuma").rglob("*.py"))
@@ -158,12 +159,14 @@ def test_the_bill_of_materials_is_what_is_locked(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     bill = json.loads(out.read_text())
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
-    assert bill["metadata"]["component"]["name"] == "pcinuma"
+    root = bill["metadata"]["component"]
+    assert (root["name"], root["version"]) == ("pcinuma", pcinuma.__version__)
+    assert [part["name"] for part in bill["components"] if not part.get("licenses")] == []
     text = (ROOT / "requirements" / "run.txt").read_text()
     versions = {normal(name): version for name, version in re.findall(r"^([A-Za-z0-9._-]+)==(\S+)", text, re.M)}
     assert {normal(part["name"]): part["version"] for part in bill["components"]} == versions
     assert all(part["purl"].startswith("pkg:pypi/") for part in bill["components"])
-    (root,) = (entry for entry in bill["dependencies"] if entry["ref"] == bill["metadata"]["component"]["bom-ref"])
+    (root,) = (entry for entry in bill["dependencies"] if entry["ref"] == root["bom-ref"])
     names = {part["bom-ref"]: normal(part["name"]) for part in bill["components"]}
     assert {names[ref] for ref in root["dependsOn"]} == direct()
     assert str(ROOT) not in out.read_text()
