@@ -155,9 +155,9 @@ def _expanders(read: AsWritten) -> Iterator[Finding]:
 def _targets(read: AsWritten) -> Iterator[Finding]:
     for part in read.parts:
         allowed = TARGET_OPTIONS.get(part.model or "")
-        target = find(part.element, "target") if part.is_controller else None
-        if target is None or allowed is None:
+        if allowed is None:
             continue
+        target = find(part.element, "target")
         said = [name for name in ("hotplug", "busNr", "chassis", "chassisNr", "port") if attribute(target, name)]
         said += ["node"] if find(target, "node") is not None else []
         for name in said:
