@@ -66,6 +66,12 @@ class AsWritten:
         self.is_q35 = "q35" in machine
         self.has_no_expanders = bool(machine) and not self.is_pcie
 
+    def model_at(self, index: int) -> str:
+        """The model of the controller with an index, also of one that is not written: libvirt adds those."""
+        root, other = ("pci-root", "pci-bridge") if self.has_no_expanders else ("pcie-root", ROOT_PORT)
+        written = self.controllers.get(index)
+        return (written.model if written is not None else None) or (other if index else root)
+
     def root_of(self, part: Part) -> Part | None:
         """The expander above a part, None on the root bus."""
         at: Part | None = part

@@ -112,18 +112,16 @@ def test_nothing_is_wrong_with_it(devices: list[str]) -> None:
         ([expander(2, 200), port(2 - 1, 2), nic(at(1))], "parent-order", "index 1, not above its parent's 2"),
         ([port(2, 2)], "parent-order", "index 2"),
         ([expander(1, 200), port(2, 1, model="switch-upstream-port")], "not-on-expander", "pcie-switch-upstream-port"),
-        ([expander(1, 200), nic(at(1))], "not-on-expander", ""),
         ([port(1, 0, 1), port(2, 1)], "not-on-expander", "index 1, which is a pcie-root-port"),
         ([port(2, 1)], "not-on-expander", "which is no controller"),
-        ([port(2, 0, 1, model="switch-upstream-port")], "switch-port", "an upstream port sits on"),
+        ([port(2, 0, 1, model="switch-upstream-port")], "switch-port",
+         "an upstream port sits on a root port or downstream port, not on pcie-root"),
         ([port(1, 0, 1), port(2, 1, model="switch-downstream-port")], "switch-port", "on an upstream port"),
         (
             [port(1, 0, 1), port(2, 1, model="switch-upstream-port"), port(3, 2, model="to-pci-bridge")],
             "switch-port",
             "not a pcie-to-pci-bridge",
         ),
-        ([port(1, 0, 1), port(2, 1, model="switch-upstream-port"), nic(at(2, 1))], "switch-port", "only on a downstream"),
-        ([port(1, 0, 1), expander(2, 200, 0, at(1))], "expander-parent", "bus 0 only"),
         ([port(1, 0, 32)], "address-range", "slot 0x20"),
         ([nic(at(0, 1, 8))], "address-range", "function 8"),
         ([nic(at(256))], "address-range", ""),
@@ -177,6 +175,26 @@ def test_what_breaks_a_rule(devices: list[str], code: str, message: str) -> None
     finding = next(finding for finding in reversed(listed(*devices)) if finding.code == code)
     assert finding.severity == "error"
     assert message in finding.message
+
+
+@pytest.mark.parametrize(
+    ("devices", "code", "message"),
+    [
+        (
+            [expander(1, 200), nic(at(1))],
+            "not-on-expander",
+            "a device cannot sit on a pcie-expander-bus, only on a port below it",
+        ),
+        (
+            [port(1, 0, 1), port(2, 1, model="switch-upstream-port"), nic(at(2, 1))],
+            "switch-port",
+            "a device cannot sit on an upstream port, only on a downstream port of it",
+        ),
+        ([port(1, 0, 1), expander(2, 200, 0, at(1))], "expander-parent", "an expander can sit on bus 0 only"),
+    ],
+)
+def test_where_nothing_or_nothing_else_can_sit(devices: list[str], code: str, message: str) -> None:
+    assert found(*devices)[code] == ("error", message)
 
 
 @pytest.mark.parametrize(("bus_nr", "severity"), [(16, "error"), (17, None)])
@@ -376,15 +394,30 @@ def test_eight_root_ports_share_a_slot_of_bus_0(ports: int, waiting: int, fits: 
 @pytest.mark.parametrize(
     ("devices", "code", "hint"),
     [
-        ([ours(node=None)], "expander-node", "pcinuma transform --addressed move places its devices anew"),
-        ([expander(1, 200, None), port(2, 1)], "expander-node", "KubeVirt before 1.8 drops the node"),
-        ([expander(1, 254), port(2, 1), port(3, 1, 1)], "bus-room", "the guest silently loses the devices beyond"),
-        ([nic(at(0, slot)) for slot in range(1, 31)] + [expander(1, 200)], "root-bus-slots", "placePCIDevicesOnRootComplex"),
+        (
+            devices,
+            "expander-node",
+            "pcinuma transform --addressed move places its devices anew; KubeVirt before 1.8 drops the node between"
+            " its passes",
+        )
+        for devices in ([ours(node=None)], [expander(1, 200, None), port(2, 1)])
+    ]
+    + [
+        (
+            [expander(1, 254), port(2, 1), port(3, 1, 1)],
+            "bus-room",
+            "the guest silently loses the devices beyond; leave more numbers between the busNr",
+        ),
+        (
+            [nic(at(0, slot)) for slot in range(1, 31)] + [expander(1, 200)],
+            "root-bus-slots",
+            "devices with explicit addresses on bus 0 (kubevirt.io/placePCIDevicesOnRootComplex) take its slots",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_to_do_is_said(devices: list[str], code: str, hint: str) -> None:
     finding = next(finding for finding in listed(*devices) if finding.code == code)
-    assert hint in (finding.hint or "")
+    assert finding.hint == hint
     if code == "expander-node":
         assert finding.device is not None
 
@@ -447,10 +480,34 @@ def test_index_0_is_the_roots(index: str, hint: str) -> None:
     assert finding.device == "pcie-root-port 0 (line 1)"
 
 
-def test_bridges_on_a_root_that_is_not_written() -> None:
-    assert audited(bridge(1, 0, 4, "dmi-to-pci-bridge")) == []
-    (finding,) = audited(bridge(1, 0, 4, "pcie-to-pci-bridge"))
+ROOTS = ("", '<controller type="pci" index="0"/>')
+
+
+@pytest.mark.parametrize("root", ROOTS, ids=["not written", "without a model"])
+def test_what_is_on_a_root_that_libvirt_adds(root: str) -> None:
+    assert audited(root, bridge(1, 0, 4, "dmi-to-pci-bridge")) == []
+    (finding,) = audited(root, bridge(1, 0, 4, "pcie-to-pci-bridge"))
     assert (finding.code, finding.message) == ("bridge-parent", "a pcie-to-pci-bridge cannot sit on a pcie-root")
+
+
+def test_what_is_on_an_index_that_is_left_out() -> None:
+    """libvirt makes a root port of it: a switch can be there, a bridge to PCI, and no other."""
+    switch = (port(2, 1, model="switch-upstream-port"), port(3, 2, model="switch-downstream-port"))
+    assert audited(*switch) == []
+    assert audited(bridge(2, 1, 0, "pcie-to-pci-bridge")) == []
+    (finding,) = audited(bridge(2, 1, 0, "dmi-to-pci-bridge"))
+    assert (finding.code, finding.message) == ("bridge-parent", "a dmi-to-pci-bridge cannot sit on a pcie-root-port")
+    (finding,) = audited(port(2, 1, model="switch-downstream-port"))
+    assert (finding.code, finding.severity) == ("switch-port", "error")
+
+
+def test_what_is_on_indexes_that_are_left_out_of_i440fx() -> None:
+    """libvirt makes a pci-root and PCI bridges of them."""
+    os = '<os><type machine="pc-i440fx-9.2">hvm</type></os>'
+    for parent, model in ((0, "pci-root"), (1, "pci-bridge")):
+        devices = f"<devices>{bridge(2, parent, 4, 'dmi-to-pci-bridge')}</devices>"
+        findings = audit(load(f"<domain>{os}{devices}</domain>".encode()))
+        assert [finding.message for finding in findings] == [f"a dmi-to-pci-bridge cannot sit on a {model}"]
 
 
 # --- where a rule begins ---------------------------------------------------------------------------------------
