@@ -89,7 +89,7 @@ def _parents(read: AsWritten) -> Iterator[Finding]:
         if part.model == ROOT_PORT and part.at[0] and (parent is None or parent.model != EXPANDER):
             what = "no controller" if parent is None else f"a {parent.model}"
             yield error("not-on-expander", f"a {ROOT_PORT} cannot sit on index {part.at[0]}, which is {what}", part)
-        on = parent.model if parent is not None else "no controller"
+        on = read.model_at(part.at[0])
         if part.model == UPSTREAM and on not in SINGLE_SLOT:
             yield error("switch-port", f"an upstream port sits on a root port or downstream port, not on {on}", part)
         if (part.model == DOWNSTREAM) != (on == UPSTREAM):
@@ -100,10 +100,9 @@ def _parents(read: AsWritten) -> Iterator[Finding]:
             )
         if part.model == EXPANDER and part.at[0] != 0:
             yield error("expander-parent", "an expander can sit on bus 0 only", part)
-        if part.model in BRIDGE_PARENTS and part.at[0] in (0, *read.controllers):
-            at = read.controllers[part.at[0]].model if part.at[0] else ROOTS[0]
-            if at not in (*BRIDGE_PARENTS[part.model], EXPANDER):  # what cannot be on an expander is said above
-                yield error("bridge-parent", f"a {part.model} cannot sit on a {at}", part)
+        # what cannot be on an expander is said above
+        if part.model in BRIDGE_PARENTS and on not in (*BRIDGE_PARENTS[part.model], EXPANDER):
+            yield error("bridge-parent", f"a {part.model} cannot sit on a {on}", part)
     for part in read.parts:
         parent = read.controllers.get(part.at[0]) if part.at is not None else None
         if not part.is_controller and parent is not None and parent.model == EXPANDER:
@@ -155,9 +154,9 @@ def _expanders(read: AsWritten) -> Iterator[Finding]:
 def _targets(read: AsWritten) -> Iterator[Finding]:
     for part in read.parts:
         allowed = TARGET_OPTIONS.get(part.model or "")
-        target = find(part.element, "target") if part.is_controller else None
-        if target is None or allowed is None:
+        if allowed is None:
             continue
+        target = find(part.element, "target")
         said = [name for name in ("hotplug", "busNr", "chassis", "chassisNr", "port") if attribute(target, name)]
         said += ["node"] if find(target, "node") is not None else []
         for name in said:

@@ -25,7 +25,6 @@ class Part:
     """Something in ``<devices>`` with what the rules need of it; ``at`` is its guest address if it has one."""
 
     element: Element
-    name: str
     at: Where | None
     multifunction: str | None
     alias: str | None
@@ -33,6 +32,11 @@ class Part:
     model: str | None = None
     bus_nr: int | None = None
     node: int | None = None
+
+    @property
+    def name(self) -> str:
+        what = f"{self.model} {self.index}" if self.is_controller else tag_of(self.element)
+        return f"{what} ({self.alias or f'line {self.element.sourceline}'})"
 
     @property
     def is_controller(self) -> bool:
@@ -62,6 +66,12 @@ class AsWritten:
         self.is_q35 = "q35" in machine
         self.has_no_expanders = bool(machine) and not self.is_pcie
 
+    def model_at(self, index: int) -> str:
+        """The model of the controller with an index, also of one that is not written: libvirt adds those."""
+        root, other = ("pci-root", "pci-bridge") if self.has_no_expanders else ("pcie-root", ROOT_PORT)
+        written = self.controllers.get(index)
+        return (written.model if written is not None else None) or (other if index else root)
+
     def root_of(self, part: Part) -> Part | None:
         """The expander above a part, None on the root bus."""
         at: Part | None = part
@@ -80,31 +90,27 @@ def _indexed(parts: list[Part]) -> list[Part]:
         if part.index is None and part.model is not None:
             index = next(number for number in count() if number not in used)
             used.add(index)
-            part = replace(part, index=index, name=part.name.replace(f"{part.model} None", f"{part.model} {index}", 1))
+            part = replace(part, index=index)
         found.append(part)
     return found
 
 
 def _part(element: Element) -> Part:
-    tag = tag_of(element)
     address = find(element, "address")
     at: Where | None = None
     if address is not None and attribute(address, "type") in (None, "", "pci"):
         bus, slot, function = (_c_number(attribute(address, name)) for name in ("bus", "slot", "function"))
         at = (bus, slot, function) if bus or slot else None  # 0000:00:00 asks libvirt for an address
-    is_pci_controller = tag == "controller" and attribute(element, "type") == "pci"
+    is_pci_controller = tag_of(element) == "controller" and attribute(element, "type") == "pci"
     target = find(element, "target") if is_pci_controller else None
     node = text_of(find(target, "node"))
     written = attribute(target, "busNr")
     index = attribute(element, "index")
-    name = tag if not is_pci_controller else f"{attribute(element, 'model')} {index}"
-    alias = attribute(find(element, "alias"), "name")
     return Part(
         element=element,
-        name=f"{name} ({alias})" if alias else f"{name} (line {element.sourceline})",
         at=at,
         multifunction=attribute(address, "multifunction"),
-        alias=alias,
+        alias=attribute(find(element, "alias"), "name"),
         index=int(index) if is_pci_controller and index is not None else None,
         model=attribute(element, "model") if is_pci_controller else None,
         bus_nr=_c_number(written) if written else None,

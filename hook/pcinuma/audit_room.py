@@ -6,7 +6,7 @@ A part of :mod:`pcinuma.audit`; it shares no code with the steps that make a pla
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import zip_longest
+from operator import itemgetter
 
 from pcinuma.audit_parts import EXPANDER, ROOT_PORT, AsWritten, error
 from pcinuma.domain_xml import Element, attribute, find, tag_of
@@ -39,10 +39,10 @@ def _bus_room(read: AsWritten, ports_to_come: int) -> Iterator[Finding]:
                 on_root += 1
             else:
                 below[id(root)] += 1
-    numbered = sorted((part for part in expanders if part.bus_nr is not None), key=lambda part: part.bus_nr or 0)
-    for part, following in zip_longest(numbered, numbered[1:]):
-        first = part.bus_nr or 0
-        room = (following.bus_nr or 0 if following is not None else BUSES) - first
+    numbered = sorted(((part.bus_nr, part) for part in expanders if part.bus_nr is not None), key=itemgetter(0))
+    ends = [*(number for number, _ in numbered), BUSES][1:]
+    for (first, part), end in zip(numbered, ends, strict=True):
+        room = end - first
         needed = 1 + below[id(part)]
         if needed > room:
             hint = "the guest silently loses the devices beyond; leave more numbers between the busNr"
@@ -55,13 +55,13 @@ def _bus_room(read: AsWritten, ports_to_come: int) -> Iterator[Finding]:
             message = f"{part.name} has no busNr: libvirt leaves room for one port, it has {below[id(part)]}"
             yield error("bus-room", message, part)
     automatic = AUTOMATIC_BUSES * (len(expanders) - len(numbered))
-    limit = (numbered[0].bus_nr or 0 if numbered else BUSES) - automatic
+    limit = (numbered[0][0] if numbered else BUSES) - automatic
     certain = 1 + on_root + ports_to_come
     if certain > limit:
         yield error("bus-numbers", f"the root bus has {limit} bus numbers and needs {certain}")
     elif certain + HOTPLUG_SPARE > limit:
         message = f"the root bus has {limit} bus numbers and may come to need {certain + HOTPLUG_SPARE}"
-        severity: Severity = "error" if numbered and numbered[0].ours else "warning"
+        severity: Severity = "error" if numbered and numbered[0][1].ours else "warning"
         yield Finding("bus-numbers", severity, message)
 
 
@@ -69,7 +69,7 @@ def _root_slots(read: AsWritten, ports_to_come: int) -> Iterator[Finding]:
     """Bus 0 has 32 slots: the chipset's, each expander's, and one for every eight root ports that libvirt adds."""
     used = {0x00, 0x1F} | {part.at[1] for part in read.by_bus.get(0, []) if part.at is not None}
     expanders = sum(part.model == EXPANDER and part.at is None for part in read.parts)
-    ports = sum(part.model == ROOT_PORT and part.at is None and part.index != 0 for part in read.parts)
+    ports = sum(part.model == ROOT_PORT and part.at is None for part in read.parts)
     needed = len(used) + expanders + -(-(ports + ports_to_come) // 8)
     if needed > SLOTS:
         hint = "devices with explicit addresses on bus 0 (kubevirt.io/placePCIDevicesOnRootComplex) take its slots"
@@ -78,7 +78,7 @@ def _root_slots(read: AsWritten, ports_to_come: int) -> Iterator[Finding]:
 
 def _ports_to_come(read: AsWritten) -> int:
     """Root ports that libvirt will add: for indexes left out, and for devices without an address beyond free ports."""
-    highest = max([*(index or 0 for index in read.controllers), *read.by_bus], default=0)
+    highest = max([*read.controllers, *read.by_bus], default=0)
     gaps = sum(index not in read.controllers for index in range(1, highest + 1))
     gap_free = sum(index not in read.controllers and index not in read.by_bus for index in range(1, highest + 1))
     free = sum(

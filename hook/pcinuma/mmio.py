@@ -83,7 +83,7 @@ def _below(
     regions = []
     for port in ports:
         if port.parent == parent:
-            own = tuple(bar for a in port.attachments for bar in bars.get(a.device.element, ()))
+            own = tuple(bar for a in port.attachments for bar in bars[a.device.element])
             inner = _below(port.index, ports, bars, wants_high, unit) if not port.attachments else None
             regions.append(_window(own, wants_high, unit) if inner is None else _as_window(inner, unit))
     return stacked(regions)
@@ -215,12 +215,10 @@ def judged(
 
     if old(bits) and new(bits):
         return findings, None
-    more = range(bits + 1, MOST_BITS + 1) if domain.arch == "x86_64" else ()
-    enough = next((more_bits for more_bits in more if old(more_bits) and new(more_bits)), None)
+    enough = next((more for more in range(bits + 1, MOST_BITS + 1) if old(more) and new(more)), None)
     said = _said(wanted, bits, domain, memory_end(domain, amd=amd), newer_only=old(bits))
     if enough is None or (host.address_bits is not None and enough > host.address_bits):
-        has = f"; the host's CPUs have {host.address_bits}" if host.address_bits is not None and enough else ""
-        takes = f"; it would take {enough} bits{has}" if enough else ""
+        takes = f"; it would take {enough} bits; the host's CPUs have {host.address_bits}" if enough else ""
         message = f"{said}: the guest will lose BARs{takes}"
         findings.append(Finding("mmio-window", "warning", message, None, "pass through fewer of these devices"))
         return findings, None

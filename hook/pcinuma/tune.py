@@ -74,7 +74,7 @@ def _set_clique(document: Document, editor: Editor, writer: _Override, device: E
     own = [e for e in children(frontend, QEMU + "property") if attribute(e, "name") == CLIQUE_PROPERTY]
     if not own:
         editor.append(document.ordinal(frontend), writer.clique(number))
-    elif (attribute(own[0], "type"), attribute(own[0], "value")) != ("unsigned", str(number)):
+    else:
         editor.set_attributes(document.ordinal(own[0]), {"type": "unsigned", "value": str(number)})
 
 

@@ -291,8 +291,18 @@ INDEXLESS = '<controller type="pci" model="{}">{}</controller>'
         (ROOT + INDEXLESS.format("pcie-expander-bus", "<target busNr='100'><node>0</node></target>") + PORT.format(2, 1, 0), False),
         (PORT.format(1, 0, 4).replace("pcie-root-port", "PCIE-ROOT-PORT"), True),
         (PORT.format(1, 0, 4).replace("pcie-root-port", "pcie-to-pci-bridge"), True),
+        (
+            PORT.format(2, 1, 0).replace("root-port", "switch-upstream-port")
+            + PORT.format(3, 2, 0).replace("root-port", "switch-downstream-port"),
+            False,
+        ),
+        (PORT.format(2, 1, 0).replace("pcie-root-port", "pcie-to-pci-bridge"), False),
+        (PORT.format(2, 1, 0).replace("pcie-root-port", "dmi-to-pci-bridge"), True),
     ],
-    ids=["index 0", "after the root", "an expander", "no model", "a bridge on the root"],
+    ids=[
+        "index 0", "after the root", "an expander", "no model", "a bridge on the root",
+        "a switch on an index left out", "a bridge on it", "a bridge of the root on it",
+    ],
 )  # fmt: skip
 def test_controllers_as_people_write_them(controllers: str, is_refused: bool) -> None:
     xml = domain({0: 0}, [hostdev(GPU, "ua-gpu-a")], extra=controllers)

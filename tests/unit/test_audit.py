@@ -32,6 +32,10 @@ def port(index: int, parent: int, slot: int = 0, function: int = 0, *, model: st
     )
 
 
+def bridge(index: int, parent: int, slot: int, model: str = "pci-bridge", more: str = "") -> str:
+    return f'<controller type="pci" index="{index}" model="{model}">{more}{at(parent, slot)}</controller>'
+
+
 def nic(*inside: str) -> str:
     return f'<interface type="user"><model type="virtio"/>{"".join(inside)}</interface>'
 
@@ -91,6 +95,9 @@ def found(*devices: str, cells: int = 2, machine: str = "q35") -> dict[str, tupl
         [port(1, 0, 1), nic(at(1)), nic(at(0, 30, 0)), nic(at(0, 2, 0, "on")), nic(at(0, 2, 1))],
         [nic(at(0, 2)), nic(at(0, 2, 1))],  # libvirt sets multifunction where it is not written
         [expander(1, 100), port(2, 1), nic(at(2)), expander(3, 102), port(4, 3), nic(at(4))],
+        [port(1, 0, 1), bridge(2, 1, 0, "pcie-to-pci-bridge"), nic(at(2, 1)), nic(at(2, 31))],
+        [bridge(1, 0, 30, "dmi-to-pci-bridge"), bridge(2, 1, 1), nic(at(2, 1)), nic(at(1))],
+        [expander(1, 200), bridge(2, 1, 0, "dmi-to-pci-bridge"), bridge(3, 2, 1), nic(at(3, 1))],
     ],
 )  # fmt: skip
 def test_nothing_is_wrong_with_it(devices: list[str]) -> None:
@@ -105,18 +112,16 @@ def test_nothing_is_wrong_with_it(devices: list[str]) -> None:
         ([expander(2, 200), port(2 - 1, 2), nic(at(1))], "parent-order", "index 1, not above its parent's 2"),
         ([port(2, 2)], "parent-order", "index 2"),
         ([expander(1, 200), port(2, 1, model="switch-upstream-port")], "not-on-expander", "pcie-switch-upstream-port"),
-        ([expander(1, 200), nic(at(1))], "not-on-expander", ""),
         ([port(1, 0, 1), port(2, 1)], "not-on-expander", "index 1, which is a pcie-root-port"),
         ([port(2, 1)], "not-on-expander", "which is no controller"),
-        ([port(2, 0, 1, model="switch-upstream-port")], "switch-port", "an upstream port sits on"),
+        ([port(2, 0, 1, model="switch-upstream-port")], "switch-port",
+         "an upstream port sits on a root port or downstream port, not on pcie-root"),
         ([port(1, 0, 1), port(2, 1, model="switch-downstream-port")], "switch-port", "on an upstream port"),
         (
             [port(1, 0, 1), port(2, 1, model="switch-upstream-port"), port(3, 2, model="to-pci-bridge")],
             "switch-port",
             "not a pcie-to-pci-bridge",
         ),
-        ([port(1, 0, 1), port(2, 1, model="switch-upstream-port"), nic(at(2, 1))], "switch-port", "only on a downstream"),
-        ([port(1, 0, 1), expander(2, 200, 0, at(1))], "expander-parent", "bus 0 only"),
         ([port(1, 0, 32)], "address-range", "slot 0x20"),
         ([nic(at(0, 1, 8))], "address-range", "function 8"),
         ([nic(at(256))], "address-range", ""),
@@ -143,6 +148,25 @@ def test_nothing_is_wrong_with_it(devices: list[str]) -> None:
         ([expander(1, 100), expander(2, 100)], "bus-room", "as another expander has"),
         ([expander(1, None), port(2, 1), port(3, 1, 1)], "bus-room", "libvirt leaves room for one port, it has 2"),
         ([expander(1, 2), port(2, 1), port(3, 0, 1), port(4, 0, 2)], "bus-numbers", "has 2 bus numbers and needs 3"),
+        ([expander(1, None), expander(2, 4), port(3, 0, 1), port(4, 0, 2)], "bus-numbers", "has 2 bus numbers and needs 3"),
+        ([nic(), port(1, 0, 1, model="bus")], "controller-model", "pcie-bus 1 (line 1): libvirt knows no such model"),
+        ([bridge(1, 0, 1, "pcie-to-pci-bridge")], "bridge-parent", "a pcie-to-pci-bridge cannot sit on a pcie-root"),
+        (
+            [port(1, 0, 1), bridge(2, 1, 0, "dmi-to-pci-bridge")],
+            "bridge-parent",
+            "a dmi-to-pci-bridge cannot sit on a pcie-root-port",
+        ),
+        (
+            [port(1, 0, 1), bridge(2, 1, 0, "pcie-to-pci-bridge"), nic(at(2, 0, 1))],
+            "address-range",
+            "a pcie-to-pci-bridge has no slot 0",
+        ),
+        (
+            [bridge(1, 0, 1, "dmi-to-pci-bridge"), bridge(2, 1, 1), nic(at(2))],
+            "address-range",
+            "a pci-bridge has no slot 0",
+        ),
+        ([port(1, 0, 9), nic(at(0, 9))], "address-taken", "interface (line 1) and pcie-root-port 1 (line 1) have one"),
         ([nic(at(0, slot)) for slot in range(1, 31)] + [expander(1, 200)], "root-bus-slots", "needs 33"),
         ([nic(at(0, slot)) for slot in range(2, 31)] + [port(1, 0, 1), expander(2, 200)], "root-bus-slots", "needs 33"),
     ],
@@ -153,6 +177,26 @@ def test_what_breaks_a_rule(devices: list[str], code: str, message: str) -> None
     assert message in finding.message
 
 
+@pytest.mark.parametrize(
+    ("devices", "code", "message"),
+    [
+        (
+            [expander(1, 200), nic(at(1))],
+            "not-on-expander",
+            "a device cannot sit on a pcie-expander-bus, only on a port below it",
+        ),
+        (
+            [port(1, 0, 1), port(2, 1, model="switch-upstream-port"), nic(at(2, 1))],
+            "switch-port",
+            "a device cannot sit on an upstream port, only on a downstream port of it",
+        ),
+        ([port(1, 0, 1), expander(2, 200, 0, at(1))], "expander-parent", "an expander can sit on bus 0 only"),
+    ],
+)
+def test_where_nothing_or_nothing_else_can_sit(devices: list[str], code: str, message: str) -> None:
+    assert found(*devices)[code] == ("error", message)
+
+
 @pytest.mark.parametrize(("bus_nr", "severity"), [(16, "error"), (17, None)])
 def test_hotplug_ports_must_find_room_below_ours(bus_nr: int, severity: str | None) -> None:
     """Bus 0 and 16 ports: 17 numbers, 0 to 16."""
@@ -161,7 +205,10 @@ def test_hotplug_ports_must_find_room_below_ours(bus_nr: int, severity: str | No
 
 
 def test_an_expander_of_another_hand_may_be_without_a_node_and_too_low_for_hotplug() -> None:
-    assert found(expander(1, 200, None), port(2, 1), nic(at(2)))["expander-node"][0] == "warning"
+    assert found(expander(1, 200, None), port(2, 1), nic(at(2)))["expander-node"] == (
+        "warning",
+        "pcie-expander-bus 1 (line 1) names no cell: the guest sees -1",
+    )
     assert found(expander(1, 5), port(2, 1), nic(at(2)))["bus-numbers"][0] == "warning"
 
 
@@ -169,10 +216,13 @@ def test_an_alias_that_libvirt_forgets_may_be_there_twice() -> None:
     assert found(nic('<alias name="net0"/>'), nic('<alias name="net0"/>')) == {}
 
 
-@pytest.mark.parametrize("function", [0, 2, 3])
-def test_what_q35_has_on_bus_0_itself(function: int) -> None:
-    """ISA bridge, SATA controller and SMBus (libvirt: "Attempted double use of PCI Address")."""
-    assert found(nic(at(0, 0x1F, function)), machine="pc-q35-7.2")["address-taken"][0] == "error"
+@pytest.mark.parametrize(("function", "own"), [(0, "ISA bridge"), (2, "SATA controller"), (3, "SMBus")])
+def test_what_q35_has_on_bus_0_itself(function: int, own: str) -> None:
+    """libvirt: "Attempted double use of PCI Address"."""
+    assert found(nic(at(0, 0x1F, function)), machine="pc-q35-7.2")["address-taken"] == (
+        "error",
+        f"interface (line 1) has the guest address of q35's own {own}, 0000:00:1f.{function}",
+    )
     assert "address-taken" not in found(nic(at(0, 0x1F, function)), machine="virt")
     assert "address-taken" not in found(nic(at(0, 0x1F, 4)))
 
@@ -202,7 +252,8 @@ def test_what_a_target_may_not_say(controller: str, option: str) -> None:
 
 def test_what_a_target_may_say() -> None:
     said = '<target chassis="1" port="0x8" hotplug="off"/>'
-    assert "target-option" not in found(port(1, 0, 1, more=said), expander(2, 200), port(3, 2, more=said))
+    serial = '<serial type="pty"><target type="isa-serial" port="0"/></serial>'
+    assert "target-option" not in found(serial, port(1, 0, 1, more=said), expander(2, 200), port(3, 2, more=said))
 
 
 # what libvirt puts on PCI when it has no address yet (libvirt pci-addresses; qemuDomainDeviceCalculatePCIConnectFlags)
@@ -235,6 +286,8 @@ def test_what_a_target_may_say() -> None:
         (1, '<filesystem type="mount"/>'),
         (1, '<sound model="ich9"/>'),
         (0, '<sound model="pcspk"/>'),
+        (0, '<sound model="sb16"/>'),
+        (0, '<sound model="usb"/>'),
         (1, '<watchdog model="i6300esb"/>'),
         (0, '<watchdog model="itco" action="reset"/>'),
         (0, '<watchdog model="ib700"/>'),
@@ -267,8 +320,10 @@ def test_what_will_take_a_port_of_the_root_bus(ports: int, device: str) -> None:
     [
         (0, ""),
         (1, '<disk type="file"><target dev="sda" bus="scsi"/></disk>'),
+        (1, '<disk type="file"><driver/><target dev="sda" bus="scsi"/></disk>'),
         (1, '<disk type="file"><target dev="sda" bus="scsi"/></disk><controller type="scsi" index="0"/>'),
         (1, '<channel type="unix"><target type="virtio" name="a"/></channel>'),
+        (1, '<channel type="unix"><source mode="bind"/><target type="virtio" name="a"/></channel>'),
         (1, '<console type="pty"><target type="virtio"/></console><channel type="unix"><target type="virtio"/></channel>'),
         (1, '<channel type="unix"><target type="virtio"/></channel><controller type="virtio-serial" index="0"/>'),
         (0, '<console type="pty"><target type="serial"/></console>'),
@@ -308,17 +363,61 @@ def test_gaps_and_devices_that_wait(ports: int, devices: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("ports", "devices"),
+    [
+        (2, [expander(1, 1), nic(at(3))]),  # 2 and 3 are left out, the last one too
+        (3, [expander(1, 1), nic(at(4)), nic(), nic()]),  # what waits comes on 2 and 3
+        (4, [expander(1, 1), nic(at(4)), nic(), nic(), nic()]),
+        (1, [expander(2, 1), nic()]),
+        (2, [expander(2, 1), nic(), nic()]),
+    ],
+)
+def test_what_waits_takes_the_ports_of_indexes_that_are_left_out(ports: int, devices: list[str]) -> None:
+    """libvirt makes a root port of every index below the highest that is in use."""
+    assert found(*devices)["bus-numbers"][1] == f"the root bus has 1 bus numbers and needs {1 + ports}"
+
+
+@pytest.mark.parametrize(
+    ("ports", "waiting", "fits"),
+    [(8, 0, True), (9, 0, False), (0, 8, True), (0, 9, False), (4, 8, True), (4, 9, False)],
+)
+def test_eight_root_ports_share_a_slot_of_bus_0(ports: int, waiting: int, fits: bool) -> None:
+    """One slot is left. What waits takes the ports that are free, and for the rest libvirt adds some: eight in all, or
+    nine. The SATA controller stands in the chipset's own slot."""
+    free = [f'<controller type="pci" index="{index + 1}" model="pcie-root-port"/>' for index in range(ports)]
+    taken = [f'<controller type="sata" index="0">{at(0, 0x1F, 2)}</controller>', *(nic(at(0, n)) for n in range(1, 30))]
+    busy = [nic(at(index + 1)) for index in range(ports if not waiting else 0)]
+    said = found(*free, *taken, *busy, *[nic()] * waiting).get("root-bus-slots")
+    assert said == (None if fits else ("error", "bus 0 has 32 slots and needs 33"))
+
+
+@pytest.mark.parametrize(
     ("devices", "code", "hint"),
     [
-        ([ours(node=None)], "expander-node", "pcinuma transform --addressed move places its devices anew"),
-        ([expander(1, 200, None), port(2, 1)], "expander-node", "KubeVirt before 1.8 drops the node"),
-        ([expander(1, 254), port(2, 1), port(3, 1, 1)], "bus-room", "the guest silently loses the devices beyond"),
-        ([nic(at(0, slot)) for slot in range(1, 31)] + [expander(1, 200)], "root-bus-slots", "placePCIDevicesOnRootComplex"),
+        (
+            devices,
+            "expander-node",
+            "pcinuma transform --addressed move places its devices anew; KubeVirt before 1.8 drops the node between"
+            " its passes",
+        )
+        for devices in ([ours(node=None)], [expander(1, 200, None), port(2, 1)])
+    ]
+    + [
+        (
+            [expander(1, 254), port(2, 1), port(3, 1, 1)],
+            "bus-room",
+            "the guest silently loses the devices beyond; leave more numbers between the busNr",
+        ),
+        (
+            [nic(at(0, slot)) for slot in range(1, 31)] + [expander(1, 200)],
+            "root-bus-slots",
+            "devices with explicit addresses on bus 0 (kubevirt.io/placePCIDevicesOnRootComplex) take its slots",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_to_do_is_said(devices: list[str], code: str, hint: str) -> None:
     finding = next(finding for finding in listed(*devices) if finding.code == code)
-    assert hint in (finding.hint or "")
+    assert finding.hint == hint
     if code == "expander-node":
         assert finding.device is not None
 
@@ -337,11 +436,86 @@ def test_a_passthrough_device_on_an_index_that_libvirt_will_make_a_root_port_of(
         b"<hostdev type='pci'><source><address bus='1'/></source><address type='pci' bus='20' slot='SLOT'/></hostdev>"
         b"</devices></domain>"
     )
-    assert "address-range" in {f.code for f in audit(load(xml.replace(b"SLOT", b"1")))}
+    (finding,) = (f for f in audit(load(xml.replace(b"SLOT", b"1"))) if f.code == "address-range")
+    assert finding.message == "index 20 is none: libvirt makes a root port of it, which has slot 0 only"
+    assert (finding.severity, finding.device) == ("error", "hostdev (line 1)")
     assert "address-range" not in {f.code for f in audit(load(xml.replace(b"SLOT", b"0")))}
+    # the root bus has slots, whether its controller is written or not
+    assert audit(load(xml.replace(b"bus='20' slot='SLOT'", b"bus='0' slot='1'"))) == []
+
+
+def test_controllers_without_an_index_take_the_lowest_that_are_free() -> None:
+    """As libvirt numbers them; by that they are named."""
+    nameless = port(9, 0, 1).replace(' index="9"', "")
+    messages = [finding.message for finding in listed(port(2, 0, 3), nameless, nameless, nameless)]
+    assert messages == [
+        "pcie-root-port 3 (line 1) and pcie-root-port 1 (line 1) have one guest address 0000:00:01.0",
+        "pcie-root-port 4 (line 1) and pcie-root-port 3 (line 1) have one guest address 0000:00:01.0",
+    ]
+
+
+def test_domains_with_little_in_them() -> None:
+    assert audit(load(b"<domain/>")) == []
+    # of other devices' targets nothing is read
+    assert audited('<memory model="dimm"><target><node>none</node></target></memory>') == []
+
+
+def test_only_cells_are_cells() -> None:
+    """libvirt has <interconnects> after them."""
+    numa = '<cell cpus="0" memory="1"/><interconnects/>'
+    devices = f"<devices>{expander(1, 200, 1)}</devices>"
+    found = audit(load(f"<domain><cpu><numa>{numa}</numa></cpu>{devices}</domain>".encode()))
+    assert [finding.message for finding in found if finding.code == "expander-node"] == [
+        "pcie-expander-bus 1 (line 1) names cell 1, which the domain does not have"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("index", "hint"), [("", "give it an index: libvirt takes 0"), (' index="0"', "give it an index above 0")]
+)
+def test_index_0_is_the_roots(index: str, hint: str) -> None:
+    (finding,) = audited(f'<controller type="pci"{index} model="pcie-root-port"/>')
+    assert (finding.code, finding.severity, finding.hint) == ("controller-model", "error", hint)
+    assert finding.message == "pcie-root-port 0 (line 1) has index 0, which is the machine's root"
+    assert finding.device == "pcie-root-port 0 (line 1)"
+
+
+ROOTS = ("", '<controller type="pci" index="0"/>')
+
+
+@pytest.mark.parametrize("root", ROOTS, ids=["not written", "without a model"])
+def test_what_is_on_a_root_that_libvirt_adds(root: str) -> None:
+    assert audited(root, bridge(1, 0, 4, "dmi-to-pci-bridge")) == []
+    (finding,) = audited(root, bridge(1, 0, 4, "pcie-to-pci-bridge"))
+    assert (finding.code, finding.message) == ("bridge-parent", "a pcie-to-pci-bridge cannot sit on a pcie-root")
+
+
+def test_what_is_on_an_index_that_is_left_out() -> None:
+    """libvirt makes a root port of it: a switch can be there, a bridge to PCI, and no other."""
+    switch = (port(2, 1, model="switch-upstream-port"), port(3, 2, model="switch-downstream-port"))
+    assert audited(*switch) == []
+    assert audited(bridge(2, 1, 0, "pcie-to-pci-bridge")) == []
+    (finding,) = audited(bridge(2, 1, 0, "dmi-to-pci-bridge"))
+    assert (finding.code, finding.message) == ("bridge-parent", "a dmi-to-pci-bridge cannot sit on a pcie-root-port")
+    (finding,) = audited(port(2, 1, model="switch-downstream-port"))
+    assert (finding.code, finding.severity) == ("switch-port", "error")
+
+
+def test_what_is_on_indexes_that_are_left_out_of_i440fx() -> None:
+    """libvirt makes a pci-root and PCI bridges of them."""
+    os = '<os><type machine="pc-i440fx-9.2">hvm</type></os>'
+    for parent, model in ((0, "pci-root"), (1, "pci-bridge")):
+        devices = f"<devices>{bridge(2, parent, 4, 'dmi-to-pci-bridge')}</devices>"
+        findings = audit(load(f"<domain>{os}{devices}</domain>".encode()))
+        assert [finding.message for finding in findings] == [f"a dmi-to-pci-bridge cannot sit on a {model}"]
 
 
 # --- where a rule begins ---------------------------------------------------------------------------------------
+
+
+def audited(*devices: str) -> list[Finding]:
+    """What is found in a domain that is these devices alone."""
+    return audit(load(f"<domain><devices>{''.join(devices)}</devices></domain>".encode()))
 
 
 def codes(*devices: str, machine: str = "q35") -> set[str]:
@@ -363,6 +537,22 @@ def test_expanders_of_i440fx(model: str) -> None:
     assert found(other)["expander-model"][1].endswith("on this machine libvirt takes pcie-expander-bus only")
     assert "expander-model" in codes(other, machine="virt")
     assert "expander-model" not in codes(other, machine="pc-i440fx-9.2")
+
+
+def test_i440fx_takes_no_expander_of_pci_express() -> None:
+    assert found(expander(1, 200), machine="pc-i440fx-9.2")["expander-model"] == (
+        "error",
+        "pcie-expander-bus 1 (line 1): this machine type takes no expander, libvirt refuses it",
+    )
+    assert "expander-model" not in codes(expander(1, 200))
+    # nobody says which machine it is
+    assert "expander-model" not in {finding.code for finding in audited(expander(1, 200))}
+
+
+def test_a_controller_of_ours_that_is_no_port_hides_no_fault() -> None:
+    other = bridge(1, 0, 2, "dmi-to-pci-bridge", alias("other"))
+    empty = port(3, 2, more='<target hotplug="off"/>' + alias("port"))
+    assert found(other, expander(2, 254, 0, alias("cell0")), empty)["empty-port"][0] == "error"
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,16 @@ def test_an_index_above_255_does_not_fit_whatever_the_bus_numbers() -> None:
     assert misfit([group(1)], around(highest=254, buses=10)) is not None
 
 
+def test_indexes_that_are_to_be_taken_first() -> None:
+    """Those of controllers that go: an expander and three ports get 3, 4 and what comes after the highest."""
+    there = Surroundings(9, 1, 2, (), 0, indexes=(3, 4))
+    (expander,) = lay_out([group(3)], there, frozenset())
+    assert [expander.index, *(port.index for port in expander.ports)] == [3, 4, 10, 11]
+    # 7 and 255
+    assert misfit([group(1)], Surroundings(254, 10, 2, (), 0, indexes=(7,))) is None
+    assert misfit([group(2)], Surroundings(254, 10, 2, (), 0, indexes=(7,))) is not None
+
+
 def test_groups_ascend_by_their_lowest_device_and_devices_by_theirs() -> None:
     found = groups_of([candidate("41:00.0", 1), candidate("81:00.0"), candidate("21:00.0"), candidate("31:00.0", 1)])
     assert [(group.name, group.cell, group.buses) for group in found] == [("cell0", 0, 3), ("cell1", 1, 3)]

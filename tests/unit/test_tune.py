@@ -7,6 +7,7 @@ import re
 import pytest
 from lxml import etree
 
+from pcinuma.host_file import HostFile
 from pcinuma.model import Options
 from pcinuma.pipeline import transform
 from tests.support import hosts
@@ -27,10 +28,10 @@ DOMAIN = domain({0: 0, 1: 1}, [hostdev("0000:9a:00.0", "ua-gpu-a"), hostdev("000
 CLIQUE = ("x-nv-gpudirect-clique", "unsigned", "0")
 
 
-def run(xml: str, **options: str) -> str:
-    result = transform(xml.encode(), Options(**options), HOST)  # type: ignore[arg-type]
+def run(xml: str, host: HostFile = HOST, **options: str) -> str:
+    result = transform(xml.encode(), Options(**options), host)  # type: ignore[arg-type]
     assert result.refusal is None, result.refusal
-    again = transform(result.xml, Options(**options), HOST)  # type: ignore[arg-type]
+    again = transform(result.xml, Options(**options), host)  # type: ignore[arg-type]
     assert again.xml == result.xml
     return result.xml.decode()
 
@@ -98,6 +99,12 @@ def test_a_clique_beside_what_is_overridden(root: str, override: str, of_a: list
     assert properties(cliqued(root, override)) == {"ua-gpu-a": of_a, "ua-gpu-b": of_a[-1:]}
 
 
+def test_gpus_of_one_switch_with_two_numbers_get_the_lower() -> None:
+    given = [device(f"ua-gpu-{name}", frontend(WRONG.format("unsigned", n))) for name, n in (("a", 6), ("b", 5))]
+    xml = cliqued(PREFIXED, f"<q:override>{''.join(given)}</q:override>")
+    assert properties(xml) == {"ua-gpu-a": [(*CLIQUE[:2], "5")], "ua-gpu-b": [(*CLIQUE[:2], "5")]}
+
+
 def test_another_devices_properties_stay() -> None:
     xml = cliqued(PREFIXED, f"<q:override>{device('ua-disk', frontend(OTHER))}</q:override>")
     assert properties(xml) == {
@@ -131,6 +138,24 @@ def test_distances_go_by_the_ids_of_cells(ids: tuple[str | None, str | None]) ->
     }
     near, far = [("0", "10"), ("1", "21")], [("0", "21"), ("1", "10")]
     assert found == ({"0": far, "1": near} if ids[0] == "1" else {"0": near, "1": far})
+
+
+def test_distances_are_of_cells_alone() -> None:
+    """libvirt has <interconnects> after them."""
+    latency = '<latency initiator="0" target="0" type="access" value="5"/>'
+    xml = run(DOMAIN.replace("</numa>", f"<interconnects>{latency}</interconnects></numa>"), distances="host")
+    assert [cell.get("id") for cell in etree.fromstring(xml.encode()).iterfind(".//distances/..")] == ["0", "1"]
+
+
+def test_address_bits_that_are_said_twice_are_said_once() -> None:
+    """A BAR of 2 TiB ends at 4 TiB, which are 42 bits; libvirt would read the first."""
+    bars = {"bars": [{"index": 0, "size": 1 << 41, "flags": "0x14220c"}]}
+    host = hosts.host({0: "0-7", 1: "8-15"}, {"0000:9a:00.0": 1}, **{"0000_9a_00_0": bars})
+    said = '<maxphysaddr mode="emulate" bits="39"/><maxphysaddr mode="passthrough"/>'
+    xml = run(DOMAIN.replace("<cpu>", f"<cpu>{said}"), host, mmio="apply")
+    assert [dict(e.items()) for e in etree.fromstring(xml.encode()).iterfind("cpu/maxphysaddr")] == [
+        {"mode": "emulate", "bits": "42"}
+    ]
 
 
 @pytest.mark.parametrize(("bus", "hangs"), [(0, False), (None, True)])

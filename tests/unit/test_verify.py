@@ -76,6 +76,12 @@ def test_what_came_out_is_as_planned(options: Options) -> None:
         ),
         ('bus="0x05" slot="0x00"', 'bus="0x05" slot="0x03"', "address-range", "slot 0 only"),
         ('bus="0x05" slot="0x00"', 'bus="0x05" slot="0x03"', "plan-missed", "0000:9b:00.0 is not on"),
+        (
+            '<address type="pci" domain="0x0000" bus="0x05" slot="0x00" function="0x0"/>',
+            "",
+            "plan-missed",
+            "0000:9b:00.0 is not on",
+        ),
         ('function="0x0" multifunction="on"', 'function="0x0"', "plan-missed", "0000:1a:00.0 is not multifunction"),
         ('index="5"', 'index="6"', "plan-missed", "ua-pcinuma-0000-9b-00-0 has index 6"),
         ('bus="0x05" slot="0x00"', 'slot="0x00"', "plan-missed", "0000:9b:00.0 is not on"),
@@ -129,6 +135,7 @@ def test_anything_else_that_changed(old: str, new: str) -> None:
         (' managed="no"', ""),
         (' mode="subsystem"', ' mode="subsystem" other="a"'),
         ("<source>", "<source>text"),
+        ("<source>", '<source mode="subsystem">'),
         ("<source>", "text<source>"),
         ('name="ua-gpu-b"', 'name="ua-gpu-x"'),
         ("</hostdev>", "<rom/></hostdev>"),
@@ -183,12 +190,28 @@ def test_a_device_that_was_not_to_move_keeps_its_address() -> None:
         ("</cpu>", '<maxphysaddr mode="emulate" bits="42"/></cpu>', "maxphysaddr is"),
         ('<distances><sibling id="0" value="10"/>', "<distances>", "cell 0 has the distances"),
         ('<sibling id="1" value="10"/>', '<sibling id="1" value="11"/>', "cell 1 has the distances"),
-        ('alias="ua-gpu-c"', 'alias="ua-gpu-a"', "qemu:override"),
+        ('alias="ua-gpu-c"', 'alias="ua-gpu-a"', "the properties in qemu:override are not the planned ones"),
     ],
 )
 def test_what_was_to_be_tuned(old: str, new: str, message: str) -> None:
     # two BARs of 1 TiB above 6 GiB end at 3 TiB: 42 bits
-    assert message in found(edited(old, new, ALL), ALL)["plan-missed"]
+    assert found(edited(old, new, ALL), ALL)["plan-missed"].startswith(message)
+
+
+def test_what_is_gone_as_a_whole() -> None:
+    head, _, tail = output(ALL).xml.decode().partition("<devices>")
+    without_devices = head + tail.partition("</devices>")[2]
+    messages = [
+        f.message for f in verify(load(BEFORE.encode()), load(without_devices.encode()), output(ALL).report.plan)
+    ]
+    assert "controller ua-pcinuma-cell0 is missing" in messages
+    assert "0000:1a:00.0 is not on ua-pcinuma-0000-1a-00-0" in messages
+    head, _, tail = output(ALL).xml.decode().partition("<cpu>")
+    assert found(head + tail.partition("</cpu>")[2], ALL)["plan-missed"] == "maxphysaddr is []"
+
+
+def test_a_cell_too_many_beside_distances() -> None:
+    assert "other-change" in found(edited('<cell id="1"', '<cell id="9"></cell><cell id="1"', ALL), ALL)
 
 
 def test_distances_beside_a_topology_are_looked_at() -> None:
