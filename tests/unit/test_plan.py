@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -562,3 +563,39 @@ def test_where_there_is_no_room_what_helps_is_said() -> None:
     found = [f for f in result.report.findings if f.code == "bus-numbers"]
     assert [f.device for f in found] == bdfs
     assert {f.hint for f in found} == {"pass through fewer devices, or give the VM fewer other PCI devices"}
+
+
+def test_a_set_that_may_not_go_stays_as_it_is() -> None:
+    """Without our two controllers the bridge, 3 as it stands, would be 1: nothing is changed, not the address bits either."""
+    root = controller(0, "pcie-root")
+    first = run(domain({0: 0}, [PLACED], extra=root)).xml.decode()
+    bridge = '<controller type="pci" model="pcie-to-pci-bridge"/>'
+    xml = first.replace('bus="0x1a"', 'bus="0x3d"').replace("</devices>", f"{bridge}</devices>")
+    bars = {"0000_3d_00_0": {"bars": [{"index": 2, "size": 2**40, "flags": "0x14220c"}]}}
+    host = hosts.host({0: "0-7"}, {"0000:3d:00.0": 0}, **bars)
+    result = transform(xml.encode(), Options(mmio="apply", distances="host", gpudirect_clique="by-switch"), host)
+    assert result.xml == xml.encode()
+    assert "mmio-window" in said(result)
+    plan = result.report.plan
+    assert (plan.expanders, plan.drop, plan.detach, plan.address_bits) == ((), (), (), None)
+    assert (dict(plan.distances), dict(plan.cliques)) == ({}, {})
+    found = next(f for f in result.report.findings if f.code == "index-missing")
+    assert found.hint == "give every PCI controller its index, as virsh dumpxml shows them"
+
+
+def test_a_device_that_loses_its_place_takes_a_bus_of_the_root_bus() -> None:
+    """As one without an address does: libvirt makes a port for it."""
+    bdfs = [f"0000:{0x40 + number // 8:02x}:{number % 8:02x}.0" for number in range(250)]
+    unknown = "0000:9b:00.0"
+    host = hosts.host({0: "0-7", 1: "8-15"}, {**{bdf: n % 2 for n, bdf in enumerate(bdfs)}, unknown: -1})
+    ours = controller(
+        1, "pcie-expander-bus", '<target busNr="254"><node>0</node></target><alias name="ua-pcinuma-cell0"/>'
+    )
+    ours += controller(2, "pcie-root-port", f'<alias name="ua-pcinuma-0000-9b-00-0"/><target hotplug="off"/>{at(1)}')
+
+    def needed(set_of_ours: str, *odd: str) -> int:
+        xml = domain({0: 0, 1: 1}, [*(hostdev(bdf, f"ua-{n}") for n, bdf in enumerate(bdfs)), *odd], extra=set_of_ours)
+        message = said(transform(xml.encode(), Options(), host))["bus-numbers"]
+        return int(re.findall(r"would need (\d+) PCI bus numbers", message)[0])
+
+    assert needed(ours, hostdev(unknown, "ua-odd", at(2))) == needed("", hostdev(unknown, "ua-odd")) == needed("") + 1

@@ -172,3 +172,9 @@ def test_ports_of_devices_on_bus_0_itself_take_no_window(bus: int | None, hangs:
     ]
     result = transform(domain({0: 0}, devices).encode(), Options(), host)
     assert ("io-space" in {finding.code for finding in result.report.findings}) == hangs
+    refused = transform(domain({0: 0}, devices).encode(), Options(policy="restricted"), host).refusal
+    if hangs:
+        assert refused is not None
+        assert refused.message.startswith("policy restricted: the guest will hang at boot: 15 passthrough devices")
+        assert refused.hint is not None
+        assert refused.hint.startswith("boot the VM with UEFI")
