@@ -57,6 +57,7 @@ _OTHERS = (
     "<hostdev mode='subsystem' type='scsi_host'><source protocol='vhost' wwpn='naa.5'/></hostdev>",
     "<iommu model='smmuv3'><driver pciBus='1'/></iommu>",
     "<rng><alias name='ua-pcinuma-cell0'/></rng>",
+    "<watchdog model='itco' action='reset'/>",
 )
 
 
@@ -420,7 +421,7 @@ def _edit(draw: st.DrawFn, root: etree._Element) -> None:
         return
     row = _one(draw, [ours or rows, rows][draw(_below(2))])
     inside = list(row.iter("alias", "target", "address", "node", "source"))
-    match _one(draw, ["remove", "lose", "number", "move", "copy", "attribute", "model", "hang"]):
+    match _one(draw, ["remove", "lose", "number", "move", "copy", "attribute", "model", "hang", "alias"]):
         case "remove":
             devices.remove(row)
         case "lose" if inside:
@@ -452,8 +453,15 @@ def _edit(draw: st.DrawFn, root: etree._Element) -> None:
             model = _one(draw, ["pcie-root-port", "pcie-to-pci-bridge", "pcie-switch-upstream-port"])
             below = etree.SubElement(devices, "controller", {"type": "pci", "index": index, "model": model})
             etree.SubElement(below, "address", {"type": "pci", "bus": bus, "slot": "0"})
+            if draw(_below(3)) == 0:
+                del below.attrib["index"]  # libvirt chooses
+                return
             guest = _one(draw, [row, *devices.findall("hostdev")])
             for address in guest.findall("address"):
                 address.set("bus", index)
+        case "alias" if names := [alias.get("name", "") for alias in root.iterfind("devices/controller/alias")]:
+            for alias in row.findall("alias"):
+                row.remove(alias)
+            etree.SubElement(row, "alias", {"name": _one(draw, names)})
         case "model" if "model" in row.attrib:
             row.set("model", _one(draw, ["pcie-root-port", "pcie-expander-bus", "pcie-to-pci-bridge"]))
