@@ -36,7 +36,10 @@ ROOT_HINT = (
     "else --addressed move (annotation pcinuma.vm.kubevirt.io/addressed: move)"
 )
 
-INDEX_HINT = "give every PCI controller its index, as virsh dumpxml shows them"
+STUCK_HINTS = {
+    "index-missing": "give every PCI controller its index, as virsh dumpxml shows them",
+    "slot-shared": "give that controller another alias, or the others another slot",
+}
 ROOM_HINT = "pass through fewer devices, or give the VM fewer other PCI devices"
 
 SWITCH_LINK_SPEED = Finding(
@@ -335,7 +338,7 @@ def _seated(
             kind="left",
             code=code,
             reason=reason,
-            hint=INDEX_HINT if code == "index-missing" else ROOM_HINT,
+            hint=STUCK_HINTS.get(code, ROOM_HINT),
             fits=False,
         )
         if p.device.element in roomless

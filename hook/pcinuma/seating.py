@@ -26,7 +26,8 @@ class Seating:
 def seat(candidates: Sequence[Candidate], detached: Sequence[Device], domain: Domain) -> Seating:
     """Where the candidates go; ``detached`` are devices on a set of ours that lose their place there.
 
-    Where another hand's controller would come to be another one by it, nothing goes anywhere.
+    Where another hand's controller would come to be another one by it, or would lose function 0 of its slot, nothing
+    goes anywhere.
     """
     found = _seat(candidates, detached, domain)
     if found.drop and (shifted := _shifted(found, domain)) is not None:
@@ -34,7 +35,21 @@ def seat(candidates: Sequence[Candidate], detached: Sequence[Device], domain: Do
         what = now.model or "a PCI controller"
         reason = f"{what} has no index: it is controller {now.index} with pcinuma's, {then} without"
         return Seating(misfit=("index-missing", reason))
+    if found.drop and (first := _first_of_a_slot(found, domain)) is not None:
+        reason = (
+            f"others are in the slot {str(first.address)[:-2]} of pcinuma's {first.model} {first.index}, which would go"
+        )
+        return Seating(misfit=("slot-shared", reason))
     return found
+
+
+def _first_of_a_slot(seating: Seating, domain: Domain) -> PciController | None:
+    """A controller of ours that would go, and is function 0 of a slot in which another hand's controllers are."""
+    dropped = {controller.element for controller in seating.drop}
+    staying = (controller.address for controller in domain.controllers if controller.element not in dropped)
+    slots = {address.slot_key for address in staying if address is not None and address.function}
+    first = (c for c in seating.drop if c.address is not None and not c.address.function)
+    return next((c for c in first if c.address is not None and c.address.slot_key in slots), None)
 
 
 def _shifted(seating: Seating, domain: Domain) -> tuple[PciController, int] | None:

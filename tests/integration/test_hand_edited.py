@@ -342,6 +342,29 @@ def test_a_controller_without_an_index_does_not_become_another_one(hung: str, mo
 
 
 @pytest.mark.libvirt
+@pytest.mark.parametrize("function", [0, 2])
+def test_an_alias_of_ours_on_the_first_port_of_a_slot(function: int) -> None:
+    """libvirt puts eight of its root ports into a slot: without function 0 the guest finds none of them."""
+    at = '<address type="pci" bus="0x00" slot="0x02" function="{}"{}/>'
+    port = '<controller type="pci" index="{}" model="pcie-root-port">{}{}</controller>'
+    alias = '<alias name="ua-pcinuma-0000-3d-00-0"/>'
+    first = port.format(9, alias, at.format(function, ' multifunction="on"'))
+    others = port.format(10, "", at.format(2 - function, ' multifunction="on"')) + port.format(11, "", at.format(3, ""))
+    xml = with_extra(base(), f'<controller type="pci" index="0" model="pcie-root"/>{first}{others}')
+    define_and_dump(xml)
+    result = run(xml)
+    found = {f.code: f for f in result.report.findings}
+    if function:
+        assert "slot-shared" not in found
+        holds(result)
+    else:
+        assert result.xml == xml.encode()
+        says = "others are in the slot 0000:00:02 of pcinuma's pcie-root-port 9, which would go"
+        assert found["slot-shared"].message.endswith(f"stays where it is: {says}")
+        assert found["slot-shared"].hint == "give that controller another alias, or the others another slot"
+
+
+@pytest.mark.libvirt
 @pytest.mark.parametrize("group_by", ["numa", "root-complex", "switch"])
 def test_another_device_that_has_the_alias_of_our_port_keeps_it(group_by: str) -> None:
     """libvirt refuses an alias that is there twice: ours gets another."""
