@@ -160,6 +160,8 @@ def predicted_bdf(address: PciAddress, domain: Domain) -> PciAddress | None:
         bridge = stack.pop()
         if bridge is at:
             return PciAddress(0, number, address.slot, address.function)
+        if bridge.is_expander and bridge is not expander:
+            return None  # libvirt refuses it there
         children = sorted(below.get(bridge.index or 0, []), key=lambda child: child[:2], reverse=True)
         stack += [child for _, _, child in children]
         if not stack:

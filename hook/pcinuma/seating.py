@@ -35,7 +35,8 @@ def seat(candidates: Sequence[Candidate], detached: Sequence[Device], domain: Do
         what = now.model or "a PCI controller"
         reason = f"{what} has no index: it is controller {now.index} with pcinuma's, {then} without"
         return Seating(misfit=("index-missing", reason))
-    if found.drop and (first := _first_of_a_slot(found, domain)) is not None:
+    going = {candidate.device.element for candidate in candidates}
+    if found.drop and (first := _first_of_a_slot(found, going, domain)) is not None:
         reason = (
             f"others are in the slot {str(first.address)[:-2]} of pcinuma's {first.model} {first.index}, which would go"
         )
@@ -43,10 +44,12 @@ def seat(candidates: Sequence[Candidate], detached: Sequence[Device], domain: Do
     return found
 
 
-def _first_of_a_slot(seating: Seating, domain: Domain) -> PciController | None:
-    """A controller of ours that would go, and is function 0 of a slot in which another hand's controllers are."""
+def _first_of_a_slot(seating: Seating, going: set[int], domain: Domain) -> PciController | None:
+    """A controller of ours that would go, and is function 0 of a slot in which others are that stay."""
     dropped = {controller.element for controller in seating.drop}
-    staying = (controller.address for controller in domain.controllers if controller.element not in dropped)
+    staying = [controller.address for controller in domain.controllers if controller.element not in dropped]
+    staying += [other.address for other in domain.others]
+    staying += [device.address for device in domain.devices if device.element not in going]
     slots = {address.slot_key for address in staying if address is not None and address.function}
     first = (c for c in seating.drop if c.address is not None and not c.address.function)
     return next((c for c in first if c.address is not None and c.address.slot_key in slots), None)

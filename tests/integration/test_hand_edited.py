@@ -342,14 +342,21 @@ def test_a_controller_without_an_index_does_not_become_another_one(hung: str, mo
 
 
 @pytest.mark.libvirt
+@pytest.mark.parametrize("other", ["port", "sound", "left"])
 @pytest.mark.parametrize("function", [0, 2])
-def test_an_alias_of_ours_on_the_first_port_of_a_slot(function: int) -> None:
+def test_an_alias_of_ours_on_the_first_port_of_a_slot(function: int, other: str) -> None:
     """libvirt puts eight of its root ports into a slot: without function 0 the guest finds none of them."""
     at = '<address type="pci" bus="0x00" slot="0x02" function="{}"{}/>'
     port = '<controller type="pci" index="{}" model="pcie-root-port">{}{}</controller>'
     alias = '<alias name="ua-pcinuma-0000-3d-00-0"/>'
     first = port.format(9, alias, at.format(function, ' multifunction="on"'))
-    others = port.format(10, "", at.format(2 - function, ' multifunction="on"')) + port.format(11, "", at.format(3, ""))
+    there = at.format(3, "")
+    others = port.format(10, "", at.format(2 - function, ' multifunction="on"')) if function else ""
+    others += {
+        "port": port.format(11, "", there),
+        "sound": f'<sound model="ich9">{there}</sound>',
+        "left": hostdev("0000:77:00.0", "ua-left", there),  # the host does not have it
+    }[other]
     xml = with_extra(base(), f'<controller type="pci" index="0" model="pcie-root"/>{first}{others}')
     define_and_dump(xml)
     result = run(xml)

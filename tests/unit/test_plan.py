@@ -127,6 +127,18 @@ def test_the_bdf_of_what_stays_is_that_without_our_stale_port_before_it() -> Non
     assert str(placement(again, "ua-stays").guest_bdf) == "0000:c9:00.0"
 
 
+def test_the_bdf_behind_an_expander_on_an_expander_is_not_known() -> None:
+    """libvirt refuses it; and what comes after it in the numbers is anyone's guess."""
+    theirs = controller(5, "pcie-expander-bus", '<target busNr="200"><node>1</node></target>')
+    nested = controller(6, "pcie-expander-bus", f'<target busNr="210"/>{at(5)}') + controller(
+        7, "pcie-root-port", at(5, 1)
+    )
+    for inside, bdf in ((nested, "None"), (controller(7, "pcie-root-port", at(5, 1)), "0000:c9:00.0")):
+        devices = [hostdev("0000:3d:00.0", "ua-stays", at(7))]
+        result = run(domain({0: 0, 1: 1}, devices, extra=theirs + inside))
+        assert str(placement(result, "ua-stays").guest_bdf) == bdf
+
+
 def test_without_a_set_of_ours_the_same_address_is_its_owners() -> None:
     result = run(domain({0: 0}, [hostdev("0000:3d:00.0", "ua-late", at(3))]))
     assert placement(result, "ua-late").kind == "kept"
