@@ -26,22 +26,31 @@ class Seating:
 def seat(candidates: Sequence[Candidate], detached: Sequence[Device], domain: Domain) -> Seating:
     """Where the candidates go; ``detached`` are devices on a set of ours that lose their place there.
 
-    Where another hand's controller would come to be another one by it, or would lose function 0 of its slot, nothing
-    goes anywhere.
+    Where another hand's controller would come to be another one by it, or a device would lose its slot, or function 0
+    of it, nothing goes anywhere.
     """
     found = _seat(candidates, detached, domain)
-    if found.drop and (shifted := _shifted(found, domain)) is not None:
+    going = {candidate.device.element for candidate in candidates}
+    problem = _harm(found, going, domain) if found.drop else None
+    return found if problem is None else Seating(misfit=problem)
+
+
+def _harm(seating: Seating, going: set[int], domain: Domain) -> tuple[str, str] | None:
+    """What others would lose with the controllers of ours that go, as a finding's code and the reason."""
+    if (shifted := _shifted(seating, domain)) is not None:
         now, then = shifted
         what = now.model or "a PCI controller"
-        reason = f"{what} has no index: it is controller {now.index} with pcinuma's, {then} without"
-        return Seating(misfit=("index-missing", reason))
-    going = {candidate.device.element for candidate in candidates}
-    if found.drop and (first := _first_of_a_slot(found, going, domain)) is not None:
-        reason = (
-            f"others are in the slot {str(first.address)[:-2]} of pcinuma's {first.model} {first.index}, which would go"
-        )
-        return Seating(misfit=("slot-shared", reason))
-    return found
+        return "index-missing", f"{what} has no index: it is controller {now.index} with pcinuma's, {then} without"
+    if (first := _first_of_a_slot(seating, going, domain)) is not None:
+        slot = str(first.address)[:-2]
+        return "slot-shared", f"others are in the slot {slot} of pcinuma's {first.model} {first.index}, which would go"
+    dropped = {controller.index: controller for controller in seating.drop}
+    for other in domain.others:
+        # of an index that is none libvirt makes a root port, and that has slot 0 alone
+        if other.address is not None and other.address.slot and (under := dropped.get(other.address.bus)) is not None:
+            where = f"slot {other.address.slot:#x} of pcinuma's {under.model} {under.index}"
+            return "slot-shared", f"a {other.tag} is in {where}, which would go"
+    return None
 
 
 def _first_of_a_slot(seating: Seating, going: set[int], domain: Domain) -> PciController | None:

@@ -372,6 +372,21 @@ def test_an_alias_of_ours_on_the_first_port_of_a_slot(function: int, other: str)
 
 
 @pytest.mark.libvirt
+@pytest.mark.parametrize("slot", [1, 4])
+def test_an_alias_of_ours_on_a_bridge_with_a_device(slot: int) -> None:
+    """Without the bridge its index would be a root port of libvirt's, with slot 0 alone."""
+    bridge = '<controller type="pci" index="9" model="pcie-to-pci-bridge"><alias name="ua-pcinuma-0000-3d-00-0"/></controller>'
+    sound = f'<sound model="ich6"><address type="pci" bus="0x09" slot="{slot}" function="0x0"/></sound>'
+    xml = with_extra(base(), f'<controller type="pci" index="0" model="pcie-root"/>{bridge}{sound}')
+    define_and_dump(xml)
+    result = run(xml)
+    assert result.xml == xml.encode()
+    found = {f.code: f for f in result.report.findings}
+    says = f"a sound is in slot {slot:#x} of pcinuma's pcie-to-pci-bridge 9, which would go"
+    assert found["slot-shared"].message.endswith(f"stays where it is: {says}")
+
+
+@pytest.mark.libvirt
 @pytest.mark.parametrize("group_by", ["numa", "root-complex", "switch"])
 def test_another_device_that_has_the_alias_of_our_port_keeps_it(group_by: str) -> None:
     """libvirt refuses an alias that is there twice: ours gets another."""
