@@ -245,8 +245,10 @@ def _said(node: Element) -> tuple[object, ...]:
 
 def _text(node: Element) -> str:
     """All text that is directly in a node. Between two children it is nobody's: what is inserted may come to stand
-    before it or after it."""
-    return "".join((text or "").strip() for text in (node.text, *(child.tail for child in node)))
+    before it or after it, and white space in it may come from either side of what was taken out."""
+    if not len(node):
+        return (node.text or "").strip()
+    return "".join(part for text in (node.text, *(child.tail for child in node)) for part in (text or "").split())
 
 
 def _without_address(entry: Entry) -> Entry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -369,6 +370,17 @@ def test_an_alias_of_ours_on_the_first_port_of_a_slot(function: int, other: str)
         says = "others are in the slot 0000:00:02 of pcinuma's pcie-root-port 9, which would go"
         assert found["slot-shared"].message.endswith(f"stays where it is: {says}")
         assert found["slot-shared"].hint == "give that controller another alias, or the others another slot"
+
+
+@pytest.mark.libvirt
+def test_stray_text_around_what_goes_stays_as_well() -> None:
+    """Our controllers go from between, and the white space of both sides is one text then."""
+    moved = base().replace('bus="0x1a"', 'bus="0x3d"')
+    xml = re.sub(r"\s*(<controller .*</controller>)\s*", r"stray1\n \1\n stray2", moved, count=1, flags=re.DOTALL)
+    assert xml.count("stray") == 2
+    result = run(xml)
+    holds(result)
+    assert result.xml.index(b"stray1") < result.xml.index(b"stray2")
 
 
 @pytest.mark.libvirt
