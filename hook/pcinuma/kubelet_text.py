@@ -10,8 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from pcinuma.errors import BadInput
-from pcinuma.yaml_text import MAX_BYTES, expanded_size_is_allowed, keys_twice
+from pcinuma.yaml_text import keys_twice, loader_of, refuse_what_expands, text_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +25,10 @@ class Text:
 
 def parse_text(data: bytes, where: str) -> Text:
     """The YAML or JSON text. Raises BadInput, with the line, where the kubelet could not read the first document."""
-    if len(data) > MAX_BYTES:
-        raise BadInput(f"larger than {MAX_BYTES // 2**20} MiB", where=where)
-    try:
-        text = data.decode("utf-8-sig")
+    with text_of(data, where) as text:
         if text.lstrip().startswith("{") and (known := _json(text)) is not None:
             return known
         return _yaml(text, where)
-    except UnicodeDecodeError:
-        raise BadInput("not UTF-8", where=where) from None
-    except (RecursionError, ValueError, TypeError, OverflowError):
-        raise BadInput("not YAML that can be read: nested too deeply, or a value that is none", where=where) from None
 
 
 def _json(text: str) -> Text | None:
@@ -58,25 +50,14 @@ def _json(text: str) -> Text | None:
 
 
 def _yaml(text: str, where: str) -> Text:
-    import yaml  # costs 15 ms of CPU: loaded only when a YAML file is given
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
-    try:
+    with loader_of(text, where) as loader:
         if not loader.check_node():
             return Text(None)
         node = loader.get_node()
-        if not expanded_size_is_allowed(node):
-            raise BadInput("not YAML that can be read: it holds too much, or its aliases repeat too much", where=where)
+        refuse_what_expands(node, where)
         twice = tuple(keys_twice(node))
         content = loader.construct_document(node)
         return Text(content, _further(loader), twice)
-    except yaml.MarkedYAMLError as error:
-        line = f"{where}, line {error.problem_mark.line + 1}" if error.problem_mark else where
-        raise BadInput(f"not YAML: {error.problem}", where=line) from None
-    except yaml.YAMLError as error:
-        raise BadInput(f"not YAML: {error}", where=where) from None
-    finally:
-        loader.dispose()
 
 
 def _further(loader: Any) -> int:

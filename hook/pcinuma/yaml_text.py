@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,22 +17,22 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 
 def load(data: bytes, where: str) -> Any:
     """What the YAML (or JSON) text holds. Raises BadInput with the line when it is neither or too large."""
-    if len(data) > MAX_BYTES:
-        raise BadInput(f"larger than {MAX_BYTES // 2**20} MiB", where=where)
-    try:
-        text = data.decode("utf-8-sig")
+    with text_of(data, where) as text:
         if text.lstrip().startswith("{"):
             import json
 
             try:
                 return json.loads(text, object_pairs_hook=_once)
             except ValueError:
-                pass  # a YAML flow mapping begins so, too; and of a key twice YAML says the line
-        return _loaded_yaml(text, where)
-    except UnicodeDecodeError:
-        raise BadInput("not UTF-8", where=where) from None
-    except (RecursionError, ValueError, TypeError, OverflowError):
-        raise BadInput("not YAML that can be read: nested too deeply, or a value that is none", where=where) from None
+                pass  # a YAML flow mapping begins so, too
+        with loader_of(text, where) as loader:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            refuse_what_expands(node, where)
+            if (name := next(keys_twice(node), None)) is not None:
+                raise BadInput(f"{name} is there twice", where=where)
+            return loader.construct_document(node)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -40,19 +41,27 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _loaded_yaml(text: str, where: str) -> Any:
+@contextlib.contextmanager
+def text_of(data: bytes, where: str) -> Iterator[str]:
+    """The text. What is too large, and what cannot be made sense of while it is read, is told as BadInput."""
+    if len(data) > MAX_BYTES:
+        raise BadInput(f"larger than {MAX_BYTES // 2**20} MiB", where=where)
+    try:
+        yield data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise BadInput("not UTF-8", where=where) from None
+    except (RecursionError, ValueError, TypeError, OverflowError):
+        raise BadInput("not YAML that can be read: nested too deeply, or a value that is none", where=where) from None
+
+
+@contextlib.contextmanager
+def loader_of(text: str, where: str) -> Iterator[Any]:
+    """PyYAML's loader of the text; what is no YAML is told as BadInput, with the line."""
     import yaml  # costs 15 ms of CPU: loaded only when a YAML file is given
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)(text)
     try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if not expanded_size_is_allowed(node):
-            raise BadInput("not YAML that can be read: it holds too much, or its aliases repeat too much", where=where)
-        if (name := next(keys_twice(node), None)) is not None:
-            raise BadInput(f"{name} is there twice", where=where)
-        return loader.construct_document(node)
+        yield loader
     except yaml.MarkedYAMLError as error:
         line = f"{where}, line {error.problem_mark.line + 1}" if error.problem_mark else where
         raise BadInput(f"not YAML: {error.problem}", where=line) from None
@@ -62,9 +71,10 @@ def _loaded_yaml(text: str, where: str) -> Any:
         loader.dispose()
 
 
-def expanded_size_is_allowed(node: Any) -> bool:
-    """Whether a YAML node, every alias written out, holds no more than is worked on."""
-    return _expanded_size(node, {}) <= MAX_EXPANDED
+def refuse_what_expands(node: Any, where: str) -> None:
+    """Raise BadInput for a YAML node that, every alias written out, holds more than is worked on."""
+    if _expanded_size(node, {}) > MAX_EXPANDED:
+        raise BadInput("not YAML that can be read: it holds too much, or its aliases repeat too much", where=where)
 
 
 def _expanded_size(node: Any, known: dict[int, int]) -> int:
