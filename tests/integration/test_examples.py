@@ -193,7 +193,11 @@ def test_the_manifest_asks_for_the_devices_that_the_domain_has(name: str) -> Non
     root = libvirt.parse_domain((folder / EXPECTED[name].domain).read_text())
     assert {alias.get("name") for alias in root.iterfind("devices/hostdev/alias")} == wanted
     assert root.findtext("name") == f"{content['metadata']['namespace']}_{content['metadata']['name']}"
-    assert int(root.findtext("vcpu") or 0) == spec["domain"]["cpu"]["cores"]
+    cpu, cells = spec["domain"]["cpu"], root.findall("cpu/numa/cell")
+    assert int(root.findtext("vcpu") or 0) == cpu.get("sockets", 1) * cpu["cores"]
+    assert cpu.get("sockets", 1) == max(len(cells), 1), (
+        "a socket for each cell, or the guest ignores the caches it shares"
+    )
     assert {interface["name"] for interface in devices["interfaces"]} == {
         network["name"] for network in spec["networks"]
     }
