@@ -95,6 +95,9 @@ def plan(domain: Domain, host: HostTopology | None, options: Options) -> Plan:
     loose = [device for device in domain.devices if device.element not in on_port and _is_on_ours(device, domain)]
     detach = () if is_stuck else tuple(loose)
     findings = [*_of_the_whole(placements, expanders, cells), *_split_groups(placements, host)]
+    if is_stuck and seating.misfit is not None and all(p.code != seating.misfit[0] for p in placements):
+        code, reason = seating.misfit  # no device is to be placed that would say it
+        findings.append(Finding(code, "warning", f"pcinuma's controllers stay: {reason}", None, STUCK_HINTS[code]))
     findings += io_space(domain, host, placements, expanders)
     made = Plan(expanders, tuple(placements), cells.nodes_of, drop, detach, findings=tuple(findings))
     return _judged(_tuned(made, domain, host, options, cells, is_stuck=is_stuck), options, cells)

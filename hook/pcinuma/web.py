@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -37,7 +37,7 @@ from pcinuma.listen import Listener, shown
 from pcinuma.model import Options
 from pcinuma.options import CHOICES, as_mapping
 from pcinuma.web_check import Checked
-from pcinuma.web_form import Form, Kept, Problem
+from pcinuma.web_form import Form, Inputs, Kept, Problem
 from pcinuma.web_result import View
 
 MAX_BODY = 24 * 1024 * 1024
@@ -160,30 +160,27 @@ def application(listen: str, bound: str) -> wsgi_server.App:
     def example() -> Response:
         return _page(_example(), machine is not None, example=True)
 
-    @app.post("/")
-    def transform() -> Response:
-        values, uploads = _sent()
-        form = web_form.read(values, uploads)
-        inputs, problems = web_form.inputs_of(form, machine)
-        if inputs is None:
-            return _page(form, machine is not None, problems=problems)
-        with _Turn(working):
-            made = web_result.of(inputs)
-        if isinstance(made, Problem):
-            return _page(form, machine is not None, problems=[made])
-        return _page(form, machine is not None, view=made)
-
-    @app.post("/check")
-    def check() -> Response:
+    def answered(made_of: Callable[[Inputs], View | Checked | Problem]) -> Response:
+        """The page with what is made of the form that was sent, or with what is wrong with it."""
         form = web_form.read(*_sent())
         inputs, problems = web_form.inputs_of(form, machine)
         if inputs is None:
             return _page(form, machine is not None, problems=problems)
         with _Turn(working):
-            made = web_check.of(inputs)
+            made = made_of(inputs)
         if isinstance(made, Problem):
             return _page(form, machine is not None, problems=[made])
-        return _page(form, machine is not None, checked=made)
+        if isinstance(made, Checked):
+            return _page(form, machine is not None, checked=made)
+        return _page(form, machine is not None, view=made)
+
+    @app.post("/")
+    def transform() -> Response:
+        return answered(web_result.of)
+
+    @app.post("/check")
+    def check() -> Response:
+        return answered(web_check.of)
 
     @app.post("/open")
     def open_result() -> Response:

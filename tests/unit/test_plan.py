@@ -593,6 +593,14 @@ def test_a_set_that_may_not_go_stays_as_it_is() -> None:
     assert (dict(plan.distances), dict(plan.cliques)) == ({}, {})
     found = next(f for f in result.report.findings if f.code == "index-missing")
     assert found.hint == "give every PCI controller its index, as virsh dumpxml shows them"
+    # nor is it silent where no device is left that would be placed
+    gone = transform(xml.encode(), Options(), hosts.host({0: "0-7"}, {"0000:3d:00.0": -1}))
+    assert gone.xml == xml.encode()
+    (finding,) = [f for f in gone.report.findings if f.code == "index-missing"]
+    assert finding.message == (
+        "pcinuma's controllers stay: pcie-to-pci-bridge has no index: it is controller 3 with pcinuma's, 1 without"
+    )
+    assert (finding.severity, finding.device) == ("warning", None)
 
 
 def test_a_device_that_loses_its_place_takes_a_bus_of_the_root_bus() -> None:
